@@ -45,7 +45,8 @@ def _row_wise_adagrad_stalls() -> bool:
     ns on an Intel Xeon of 2024), a row takes 430 ns instead of 140. CPUID does not tell: virtual
     machines hide the processor's model.
     """
-    rows, columns = 2048, 8
+    rows = 2048
+    columns = 8
     table, state, grad = (
         torch.zeros(shape) for shape in ((rows, columns), (rows,), (rows, columns))
     )

@@ -162,13 +162,13 @@ def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
         _load_libraries()
     except (OSError, ImportError, RuntimeError) as error:
         text = str(error).strip()
-        why = (
+        reason = (
             f"{choice.pair}, but its libraries do not load: "
             f"{text.splitlines()[0] if text else type(error).__name__}"
         )
         remedy = reinstall_line(choice.versions)
         fallen = replace(
-            choice, name=cast(BackendName, "torch"), reason=why, remedy=remedy, broken=True
+            choice, name=cast(BackendName, "torch"), reason=reason, remedy=remedy, broken=True
         )
         if (override or "").strip().lower() == "fbgemm":
             raise BackendError(refusal(fallen)) from error

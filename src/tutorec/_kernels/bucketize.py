@@ -77,12 +77,15 @@ def bucketize(
         return Bucketized(lengths, values, weights, torch.arange(0) if keep_places else None)
     if not values.is_cpu or backend().name != "fbgemm" or is_compiling():
         return _in_torch(lengths, values, weights, segments, bounds, keep_places)
+
     # The operator takes equal dtypes of what it compares, and numbers of bags only where features
     # differ in them.
-    dtype, samples = values.dtype, max(segments)
+    dtype = values.dtype
+    samples = max(segments)
     uneven = min(segments) < samples
-    blocks, of_features = _row_ranges(tuple(map(tuple, bounds)))
-    counts, ids, moved, _, places = torch.ops.fbgemm.block_bucketize_sparse_features(
+    blocks, feature_bounds = _row_ranges(tuple(map(tuple, bounds)))
+
+    counts, ids, moved, _, positions = torch.ops.fbgemm.block_bucketize_sparse_features(
         lengths,
         values.detach(),
         False,
@@ -91,9 +94,9 @@ def bucketize(
         len(bounds[0]) - 1,
         None if weights is None else weights.detach(),
         *((torch.tensor(segments, dtype=lengths.dtype), samples) if uneven else (None, -1)),
-        None if of_features is None else [of_feature.to(dtype) for of_feature in of_features],
+        None if feature_bounds is None else [row_bounds.to(dtype) for row_bounds in feature_bounds],
     )
-    return Bucketized(counts, ids, moved, None if places is None else places.long())
+    return Bucketized(counts, ids, moved, None if positions is None else positions.long())
 
 
 def _in_torch(
@@ -104,9 +107,12 @@ def _in_torch(
     bounds: Sequence[Sequence[int]],
     keep_places: bool,
 ) -> Bucketized:
-    lists, count, buckets = lengths.numel(), values.numel(), len(bounds[0]) - 1
+    lists = lengths.numel()
+    count = values.numel()
+    buckets = len(bounds[0]) - 1
     firsts = torch.tensor(bounds, dtype=torch.int64, device=values.device)[:, :-1]
     per_feature = torch.tensor(list(segments), device=values.device)
+
     feature = torch.arange(len(bounds), device=values.device).repeat_interleave(
         per_feature, output_size=lists
     )
@@ -114,10 +120,12 @@ def _in_torch(
     bucket = torch.zeros_like(bag)
     for later in firsts[:, 1:].unbind(1):
         bucket += values >= later[feature[bag]]
+
     # Of bytes a stable sort is a tenth of one of int64.
     order = (bucket.to(torch.uint8) if buckets <= 256 else bucket).argsort(stable=True)
     counts = lengths.new_zeros(buckets * lists)
     counts.index_add_(0, bucket * lists + bag, torch.ones_like(bag, dtype=lengths.dtype))
+
     inside = values - firsts[feature[bag], bucket].to(values.dtype)
     moved = None if weights is None else weights[order]
     return Bucketized(counts, inside[order], moved, order.argsort() if keep_places else None)
@@ -127,7 +135,8 @@ def _in_torch(
 def _row_ranges(bounds: tuple[tuple[int, ...], ...]) -> tuple[Tensor, list[Tensor] | None]:
     """Block sizes [F] of features with equal ranges, else ones, with the bounds of the ranges."""
     table = torch.tensor(bounds)
-    rows, block = table[:, -1:], table[:, 1:2]
+    rows = table[:, -1:]
+    block = table[:, 1:2]
     equal = torch.minimum(torch.arange(table.shape[1]) * block, rows)
     if bool((block > 0).all()) and torch.equal(equal, table):
         return block[:, 0].clone(), None

@@ -39,13 +39,16 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
             # a batch keeps its offsets, and autograd saves nothing that inference mode has made
             with torch.inference_mode(False):
                 return lengths_to_offsets(lengths)
+
         if lengths.is_cpu:
             if not is_compiling():
                 return _running_sum()(lengths)
             if backend().name == "fbgemm":
                 return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
+
         if not is_compiling():
             return _offsets_in_torch(lengths)
+
     # writing into a view, as eager code does, makes a graph that refuses a batch of one sample
     return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
 
@@ -67,6 +70,7 @@ def _running_sum() -> Callable[[Tensor], Tensor]:
         if choice.name == "fbgemm":
             operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
         _offsets_operator[:] = choice, getattr(operator, "_op", operator)
+
     return _offsets_operator[1]
 
 
@@ -89,6 +93,7 @@ def jagged_to_padded_dense(
             dense = False  # fbgemm 1.3 pads, and torch warns of its gradient
         if dense and values.is_cpu and backend().name == "fbgemm":
             return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
+
     return _padded_in_torch(values, offsets, max_length, padding)
 
 
@@ -98,6 +103,7 @@ def _padded_in_torch(values: Tensor, offsets: Tensor, max_length: int, padding: 
     column = torch.arange(max_length, device=values.device)
     source = offsets[:-1].unsqueeze(1) + column
     source = source.masked_fill(source >= offsets[1:].unsqueeze(1), count)
+
     rest = list(values.shape[1:])
     padded = torch.cat([values, values.new_full([1] + rest, padding)])  # noqa: RUF005
     return padded.index_select(0, source.reshape(-1)).view([source.size(0), max_length] + rest)  # noqa: RUF005

@@ -1,4 +1,4 @@
-"""The nodes that stand beside a lookup in the graph of autograd.
+"""The nodes of the autograd graph around a lookup.
 
 All are identities of the lookup's input or output. Those of the output run in backward before the
 lookup's own backward, hence before the rows of a fused op move.
@@ -31,7 +31,7 @@ def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -
 
     Args:
         flat: The buffer.
-        cuts: Where each table lies in it: (first element, rows, elements from row to row, columns).
+        cuts: For each table in it (first element, rows, elements from row to row, columns).
         tables: The Parameters; the gradient of the buffer comes back to them as views of one
             tensor.
     """
@@ -60,7 +60,7 @@ class _AsOneBuffer(torch.autograd.Function):
 
 
 class WeightsGradient(torch.autograd.Function):
-    """The gradient of the ids' weights beside a lookup: identity on its output.
+    """The gradient of the ids' weights of a lookup: identity on its output.
 
     Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU
     kernels give this gradient too, but from rows that the fused update has already moved.)
@@ -74,7 +74,9 @@ class WeightsGradient(torch.autograd.Function):
         ctx: Any, pooled: Tensor, weights: Tensor, op: Any, values: Tensor, offsets: Tensor
     ) -> Tensor:
         """The result as it is."""
-        ctx.op, ctx.values, ctx.offsets = op, values, offsets
+        ctx.op = op
+        ctx.values = values
+        ctx.offsets = offsets
         return pooled.view_as(pooled)
 
     @staticmethod
@@ -84,15 +86,17 @@ class WeightsGradient(torch.autograd.Function):
         spec: GroupSpec = ctx.op.spec
         lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
         bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
-        pieces = []
+
+        weight_grads = []
         column = 0
         for feature, table in enumerate(spec.feature_tables):
             ids = ctx.values[bounds[feature] : bounds[feature + 1]]
             own = grad[:, column : column + spec.tables[table].columns]
             rows = ctx.op.rows_at(table, ids)
-            pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
+            weight_grads.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
-        return grad, torch.cat(pieces), None, None, None
+
+        return grad, torch.cat(weight_grads), None, None, None
 
 
 class ReportedLookup(torch.autograd.Function):
@@ -105,7 +109,8 @@ class ReportedLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: Tensor, op: Any, batch: PooledBatch) -> Tensor:
         """The result as it is."""
-        ctx.op, ctx.batch = op, batch
+        ctx.op = op
+        ctx.batch = batch
         return result.view_as(result)
 
     @staticmethod
@@ -120,13 +125,14 @@ class ReportedLookup(torch.autograd.Function):
 
 def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, grad: Tensor) -> None:
     """Report the summed gradients of the rows that a batch has looked up in each table."""
-    parts = touched_rows(batch, grad, [table.columns for table in spec.tables])
+    gradients = touched_rows(batch, grad, [table.columns for table in spec.tables])
     if spec.pooling == "none":
         counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
-        of_features = zip(
+        features = zip(
             spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
         )
-        parts = (TouchedRows(table, ids, None, None, rows) for table, ids, rows in of_features)
-    for touched in parts:
+        gradients = (TouchedRows(table, ids, None, None, rows) for table, ids, rows in features)
+
+    for touched in gradients:
         groups = touched.sorted(spec.tables[touched.table].rows)
         listener(touched.table, groups.rows, sum_rows(touched.grad, groups))

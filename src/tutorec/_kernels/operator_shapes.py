@@ -44,7 +44,10 @@ def _looked_up(*given: Any, **named: Any) -> Tensor:
     }
     arguments.update(zip(arguments, given, strict=False))
     arguments.update(named)
-    indices, offsets, total = arguments["indices"], arguments["offsets"], arguments["total_D"]
+
+    indices = arguments["indices"]
+    offsets = arguments["offsets"]
+    total = arguments["total_D"]
     features = arguments["D_offsets"].shape[0] - 1
     if arguments["pooling_mode"] == _NO_POOLING:
         shape = (indices.shape[0], total // features)

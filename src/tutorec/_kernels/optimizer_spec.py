@@ -132,6 +132,7 @@ class OptimizerSpec:
         if self.kind not in get_args(OptimizerKind):
             known = ", ".join(get_args(OptimizerKind))
             raise ValueError(f"optimizer {self.kind!r} has no fused kernel: use one of {known}")
+
         for name in ("learning_rate", "eps", "weight_decay"):
             require_finite(name, getattr(self, name), 0)
         if self.max_gradient is not None:
@@ -141,6 +142,7 @@ class OptimizerSpec:
                 raise ValueError(f"{name}={beta} must be at least 0 and less than 1")
             if self.kind not in _ADAMS and beta != default:
                 raise ValueError(f"{name}={beta} is for {' and '.join(_ADAMS)}, not {self.kind}")
+
         if self.weight_decay != 0.0 and self.kind not in _ADAMS:
             raise ValueError(
                 f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore "

@@ -1,4 +1,4 @@
-"""How one row of a quantized table lies in memory: scale and bias, then the numbers, then padding.
+"""Memory layout of a row of a quantized table: scale and bias, then the numbers, then padding.
 
     fp16 scale | fp16 bias | payload: 8, 4 or 2 bits for each column | zeros up to the row alignment
 
@@ -106,13 +106,15 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
         8
     """
     if data_type not in _BITS:
-        known = ", ".join(str(kind) for kind in _BITS)
+        known = ", ".join(str(packed_type) for packed_type in _BITS)
         raise ValueError(f"rows of {data_type} have no packed form; choose one of {known}")
     if columns < 1:
         raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
     if not isinstance(alignment, int) or alignment < 4 or alignment % 4:
         raise ValueError(f"row alignment {alignment!r} is not a multiple of 4; use {ROW_ALIGNMENT}")
-    bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
+
+    bits = _BITS[data_type]
+    step = _COLUMNS_AT_ONCE.get(data_type, 1)
     stored = -(-columns // step) * step
     scale = _SCALE_AND_BIAS if bits <= 8 else 0
     payload = stored * bits // 8
@@ -155,6 +157,7 @@ def row_alignment(
         raise ValueError(f"row_alignment={wanted!r}: use 'fast', 'small' or a number of bytes")
     if device_type == "cuda":
         return ROW_ALIGNMENT
+
     row = row_layout(columns, data_type, LEAST_ALIGNMENT)
     if wanted == "small" or _is_prefetched(row):
         return LEAST_ALIGNMENT
@@ -179,13 +182,14 @@ def lines_of_row(row: RowLayout, number: int) -> tuple[set[int], set[int]]:
         ({1, 2}, {1})
     """
     start = number * row.row_bytes
-    held = row.scale_bytes + row.payload_bytes
+    used_bytes = row.scale_bytes + row.payload_bytes
     prefetched = list(range(0, row.payload_bytes, _LINE))
     tail = row.row_bytes % _LINE
     if 0 < tail <= _PREFETCHED_TAIL.get(row.data_type, 0):
         prefetched.append(row.row_bytes - tail)
-    touched = range(start // _LINE, (start + held - 1) // _LINE + 1)
-    return set(touched), {(start + place) // _LINE for place in prefetched}
+
+    touched = range(start // _LINE, (start + used_bytes - 1) // _LINE + 1)
+    return set(touched), {(start + offset) // _LINE for offset in prefetched}
 
 
 def _is_prefetched(row: RowLayout) -> bool:

@@ -43,6 +43,7 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
         return _first_bytes(packed, 4 * columns, torch.float32)
     if bits == 16:
         return _first_bytes(packed, 2 * columns, torch.float16).float()
+
     scale_bias = _first_bytes(packed, 4, torch.float16).float()
     per_byte = 8 // bits
     payload = packed[:, 4 : 4 + (columns + per_byte - 1) // per_byte]
@@ -58,8 +59,8 @@ def split_codes(payload: Tensor, bits: int) -> Tensor:
         >>> split_codes(torch.tensor([[0b1110_0100]], dtype=torch.uint8), bits=2)
         tensor([[0, 1, 2, 3]], dtype=torch.uint8)
     """
-    places = torch.arange(0, 8, bits, dtype=torch.uint8, device=payload.device)
-    codes = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=payload.device)
+    codes = torch.bitwise_right_shift(payload.unsqueeze(2), shifts).bitwise_and((1 << bits) - 1)
     return codes.flatten(1)
 
 
@@ -113,18 +114,25 @@ def packed_lookup(
     bags = torch.arange(lengths.shape[0], device=indices.device)
     bags = bags.repeat_interleave(lengths, output_size=count)
     starts = places.index_select(0, bags // batch)
-    pieces: list[Tensor] = []
+
+    outputs: list[Tensor] = []
     first = 0
     for in_block, bits, columns, row_bytes in blocks:
-        low, high = first * batch, (first + in_block) * batch
+        low = first * batch
+        high = (first + in_block) * batch
         first += in_block
-        own_ids, own_starts, own_bags, own_weights = indices, starts, bags, weights
+        own_ids = indices
+        own_starts = starts
+        own_bags = bags
+        own_weights = weights
         if in_block != features:
             own = ((bags >= low) & (bags < high)).nonzero().squeeze(1)
-            own_ids, own_starts = indices.index_select(0, own), starts.index_select(0, own)
+            own_ids = indices.index_select(0, own)
+            own_starts = starts.index_select(0, own)
             own_bags = bags.index_select(0, own)
             if weights is not None:
                 own_weights = weights.index_select(0, own)
+
         # Tables begin anywhere, so that there is no one matrix of rows; but rows begin at every
         # fourth byte at most.
         packed = flat[:0].view(0, row_bytes)
@@ -132,10 +140,11 @@ def packed_lookup(
             packed = flat.unfold(0, row_bytes, 4)
         packed = packed.index_select(0, (own_starts + own_ids.long() * row_bytes) // 4)
         rows = numbers_of_rows(packed, bits, columns)
+
         if own_weights is not None:
             rows = rows * own_weights.float().unsqueeze(1)
         if pooling != "none":
-            # Bag f * B + b is row b * F + f of the sums, so that a sample's sums lie side by side.
+            # Bag f * B + b is row b * F + f of the sums, so that a sample's sums are neighbours.
             own_rows = own_bags % batch * in_block + (own_bags - low) // batch
             pooled = rows.new_zeros([batch * in_block, columns]).index_add(0, own_rows, rows)
             if pooling == "mean":
@@ -143,10 +152,11 @@ def packed_lookup(
                 counts = lengths.index_select(0, low + row % in_block * batch + row // in_block)
                 pooled = pooled / counts.clamp(min=1).unsqueeze(1)
             rows = pooled.view(batch, in_block * columns)
-        pieces.append(rows)
-    if len(pieces) == 1:
-        return pieces[0]
-    return torch.cat(pieces, dim=0 if pooling == "none" else 1)
+        outputs.append(rows)
+
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs, dim=0 if pooling == "none" else 1)
 
 
 def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tensor) -> Tensor:
@@ -171,10 +181,12 @@ def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tens
     """
     features = len(rows)
     batch = (offsets.shape[0] - 1) // max(features, 1)
+
     for feature in range(features):
         own = indices[int(offsets[feature * batch]) : int(offsets[(feature + 1) * batch])]
         if own.numel() > 0:
-            low, high = int(own.min()), int(own.max())
+            low = int(own.min())
+            high = int(own.max())
             if low < 0 or high >= rows[feature]:
                 raise ValueError(
                     f"table '{names[feature]}' has {rows[feature]} rows (ids 0 to "
@@ -199,6 +211,7 @@ def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
     lengths = offsets.diff()
     bags = torch.arange(lengths.shape[0], device=indices.device)
     bags = bags.repeat_interleave(lengths, output_size=indices.shape[0])
+
     # By index: to repeat each table's number B times would tell a graph that B is not 1.
     limits = last_rows.index_select(0, bags // (lengths.shape[0] // last_rows.shape[0]))
     inside = ((indices >= 0) & (indices <= limits)).all()

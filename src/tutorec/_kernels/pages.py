@@ -21,7 +21,8 @@ __all__ = [
     "return_freed_memory",
 ]
 
-_LARGE_PAGE, _PAGE = 1 << 21, 1 << 12
+_LARGE_PAGE = 1 << 21
+_PAGE = 1 << 12
 _MAPS = Path("/proc/self/maps")
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -48,10 +49,12 @@ def ask_for_large_pages(storage: Tensor) -> bool:
         >>> ask_for_large_pages(torch.empty(100))
         False
     """
-    call, advice = madvise(), getattr(mmap, "MADV_HUGEPAGE", None)
+    call = madvise()
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
     small = storage.nbytes < 2 * _LARGE_PAGE
     if call is None or advice is None or storage.device.type != "cpu" or small:
         return False
+
     start = -(-storage.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
     stop = (storage.data_ptr() + storage.nbytes) // _PAGE * _PAGE
     return call(start, stop - start, advice) == 0
@@ -85,12 +88,12 @@ def memory_in_use() -> int:
     call = _mallinfo2()
     if call is None:
         return 0
-    told = call()
-    return told.uordblks + told.hblkhd  # in the heaps, and in mappings of their own
+    info = call()
+    return info.uordblks + info.hblkhd  # in the heaps, and in mappings of their own
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc tells of its memory; `man mallinfo2` explains the fields."""
+    """glibc's memory statistics; `man mallinfo2` explains the fields."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -139,6 +142,7 @@ def drop_pages(folder: str) -> bool:
     advise = madvise()
     if advise is None or not _MAPS.exists():
         return False
+
     folder = os.path.join(folder, "")  # "/a/b" is not the beginning of "/a/bc/file"
     for start, length in _mapped_files(folder):
         advise(start, length, mmap.MADV_DONTNEED)

@@ -69,6 +69,7 @@ def bag_weights(
     """
     if pooling not in ("mean", "sqrtn") or (pooling == "mean" and weights is None):
         return weights
+
     lengths = offsets.diff()
     count = count if weights is None else weights.shape[0]
     if pooling == "mean":
@@ -76,6 +77,7 @@ def bag_weights(
         return weights / lengths.repeat_interleave(lengths, output_size=count)
     if weights is None:
         return lengths.float().rsqrt().repeat_interleave(lengths, output_size=count)
+
     weights = weights.float()
     bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(
         lengths, output_size=count

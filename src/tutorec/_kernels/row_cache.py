@@ -2,9 +2,9 @@
 
 A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one,
 else itself. Places are numbered through all tables of a group. This file knows numbers;
-``tbe_cached.py`` copies what stands in the rows.
+``tbe_cached.py`` copies the contents of the rows.
 
-A row without a slot is read and updated where it lies. That is why a miss need not lead to a move,
+A row without a slot is read and updated in place. That is why a miss need not lead to a move,
 and few do:
 
 - ``"lru"`` is q-LRU [Garetto, Leonardi and Martina 2016]: of one batch in 1/q, drawn at random, the
@@ -36,7 +36,7 @@ __all__ = ["ADMITTED", "CacheCounts", "CachedRows", "Held", "Move", "RowCache"]
 # two or three times as long; under LFU few move once the counts are settled.
 ADMITTED: dict[CacheAlgorithm, float] = {"lru": 1 / 32, "lfu": 1 / 16}
 # Rows copied at once, so that saving a table needs the same memory whatever the size of its cache:
-# 4 MiB beside it at 64 columns, 16 MiB at 256.
+# 4 MiB more at 64 columns, 16 MiB at 256.
 _AT_ONCE = 1 << 14
 _NEVER = torch.iinfo(torch.int32).max
 
@@ -131,6 +131,7 @@ class RowCache:
         self.bases = [*accumulate((r + s for r, s in zip(rows, slots, strict=True)), initial=0)]
         self._first_slots = [base + r for base, r in zip(self.bases, rows, strict=False)]
         total = self.bases[-1]
+
         # Of a row its place; of a slot the row in it, or itself while it is free.
         self._place_of = torch.arange(total, dtype=torch.int32 if total <= _NEVER else torch.int64)
         # of each place, the number of the batch
@@ -139,6 +140,7 @@ class RowCache:
         self._copied = [
             torch.full((s,), -1, dtype=torch.int32) for s in slots
         ]  # up to which batch a slot is written back
+
         self._last_change = -1
         self._free = [*slots]
         self._admitted = ADMITTED[algorithm] if admitted is None else admitted
@@ -157,29 +159,32 @@ class RowCache:
         Args:
             rows: Of all tables, in any order, repeated as they come.
         """
-        places = self.find(rows)
-        missing = rows.masked_select(places == rows)
+        row_places = self.find(rows)
+        missing = rows.masked_select(row_places == rows)
         used_before = self._last_use.index_select(0, missing) if self._held else None
+
         # Of the numbers that are written for one row, one stays.
         numbers = torch.arange(missing.numel(), dtype=torch.int32)
         self._last_use.index_copy_(0, missing, numbers)
         first = self._last_use.index_select(0, missing) == numbers
         read = int(first.sum())
+
         self.counts.lookups += rows.numel()
         self.counts.read += read
         self._batches += 1
-        self._last_use.index_fill_(0, places, self._batches)
+        self._last_use.index_fill_(0, row_places, self._batches)
         if self._uses is not None:
             self._uses.index_copy_(0, rows, self._uses.index_select(0, rows) + 1)
+
         drawn = self._draw.random() < self._admitted
         if not missing.numel() or not (drawn or any(self._free)):
-            return places, [], read
+            return row_places, [], read
         # a lookup that waits for its backward will update them where they are
         if used_before is not None:
             first &= used_before < min(self._held.values())
         moves = [*self._moves(missing.masked_select(first), drawn)]
         return (
-            (self.find(rows) if moves else places),
+            (self.find(rows) if moves else row_places),
             moves,
             read - sum(move.read.rows.numel() for move in moves),
         )
@@ -251,9 +256,11 @@ class RowCache:
         """Refuse numbers that are not rows of a table: those of slots, or of nothing."""
         if not rows.numel():
             return
+
         table = torch.searchsorted(torch.tensor(self.bases), rows, right=True) - 1
         first_slots = torch.tensor([*self._first_slots, -1])  # -1: beyond the last table
         wrong = (table < 0) | (rows >= first_slots[table])
+
         if bool(wrong.any()):
             tables = [
                 f"{base} to {slot - 1}"
@@ -277,7 +284,7 @@ class RowCache:
         """The rows to write back to bring the file up to date, table by table; marks them clean."""
         for table, copied in enumerate(self._copied):
             changed = self._changed(table).nonzero().view(-1) + self._first_slots[table]
-            # What is held may be updated yet.
+            # Rows that are held may still be updated.
             copied.fill_(min(self._held.values()) - 1 if self._held else self._batches)
             self.counts.written += changed.numel()
             yield from self._parts(table, changed)
@@ -290,8 +297,8 @@ class RowCache:
     def in_slots(self) -> Iterator[tuple[int, CachedRows]]:
         """Every row that has a slot, of one table after another."""
         for table, (first, last) in enumerate(zip(self._first_slots, self.bases[1:], strict=True)):
-            taken = self._place_of[first:last] != torch.arange(first, last)
-            yield from self._parts(table, taken.nonzero().view(-1) + first)
+            occupied = self._place_of[first:last] != torch.arange(first, last)
+            yield from self._parts(table, occupied.nonzero().view(-1) + first)
 
     def _changed(self, table: int) -> Tensor:
         """For each slot of a table, whether its row was used since it was copied."""
@@ -301,9 +308,9 @@ class RowCache:
 
     def _parts(self, table: int, slots: Tensor) -> Iterator[tuple[int, CachedRows]]:
         """The rows in slots, in parts whose copies need little memory."""
-        for part in slots.split(_AT_ONCE):
-            if part.numel():
-                yield table, self._rows_in(table, part)
+        for chunk in slots.split(_AT_ONCE):
+            if chunk.numel():
+                yield table, self._rows_in(table, chunk)
 
     def _rows_in(self, table: int, slots: Tensor) -> CachedRows:
         return CachedRows(self.find(slots) - self.bases[table], slots - self.bases[table])
@@ -311,11 +318,11 @@ class RowCache:
     def _moves(self, missing: Tensor, drawn: bool) -> Iterator[Move]:
         """Give slots to distinct rows: all tables if the batch is admitted, else to free slots."""
         for table, own in self._by_table(missing.sort().values):
-            wanted = own if drawn else own[: self._free[table]]
-            if wanted.numel():
-                wanted, slots = self._choose(table, wanted)
-                if wanted.numel():
-                    yield self._give(table, wanted, slots)
+            rows = own if drawn else own[: self._free[table]]
+            if rows.numel():
+                rows, slots = self._choose(table, rows)
+                if rows.numel():
+                    yield self._give(table, rows, slots)
 
     def _by_table(self, rising: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Rising rows, cut where a table begins: (table, its own), where there are some."""
@@ -326,8 +333,10 @@ class RowCache:
 
     def _choose(self, table: int, own: Tensor) -> tuple[Tensor, Tensor]:
         """Which of a table's missing rows get a slot, and which slots."""
-        first, last = self._first_slots[table], self.bases[table + 1]
+        first = self._first_slots[table]
+        last = self.bases[table + 1]
         used = self._last_use[first:last]
+
         offered = None
         if self._uses is None:
             worth = used
@@ -335,6 +344,7 @@ class RowCache:
             worth = self._uses.index_select(0, self._place_of[first:last])
             offered, order = self._uses.index_select(0, own).sort(descending=True)
             own = own[order]
+
         oldest = min(self._held.values(), default=self._batches)
         worth = worth.masked_fill(used >= oldest, _NEVER)
         victims = worth.topk(min(own.numel(), last - first), largest=False)
@@ -343,6 +353,7 @@ class RowCache:
             if offered is None
             else victims.values <= offered[: victims.values.numel()]
         )
+
         number = int(fits.sum())
         if offered is None and number < own.numel():
             # not the first ones, so that no row is favoured by its number
@@ -350,16 +361,20 @@ class RowCache:
         return own[:number], victims.indices[:number] + first
 
     def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:
-        before, base = self.find(slots), self.bases[table]
+        before = self.find(slots)
+        base = self.bases[table]
         numbers = slots - self._first_slots[table]
         written = self._rows_in(
             table, slots.masked_select(self._changed(table).index_select(0, numbers))
         )
+
         self._free[table] -= int((before == slots).sum())
         self.counts.written += written.rows.numel()
         self._copied[table].index_fill_(0, numbers, self._batches - 1)
-        for one, other in ((before, before), (slots, own), (own, slots)):
-            self._place_of.index_copy_(0, one, other.to(self._place_of.dtype))
+
+        # The rows that were in the slots become their own place; then rows and slots are linked.
+        for keys, values in ((before, before), (slots, own), (own, slots)):
+            self._place_of.index_copy_(0, keys, values.to(self._place_of.dtype))
         self._last_use.index_fill_(0, slots, self._batches)
         return Move(table, written, CachedRows(own - base, slots - base))
 

@@ -37,7 +37,9 @@ __all__ = [
     "zeros_in_file",
 ]
 
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; the module mmap does not have them all
+# Flags of Linux; the module mmap does not have them all.
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 _PROCESS_MADVISE = 440  # the number of the call, on every processor
 _MOST_RANGES = 1024  # IOV_MAX of Linux
 # Linux counts what each thread has read; elsewhere it is what the process has read.
@@ -95,7 +97,9 @@ def zeros_in_file(
     """
     if elements == 0:
         return torch.zeros(0, dtype=dtype)
-    folder, size = folder or tempfile.gettempdir(), dtype.itemsize * elements
+
+    folder = folder or tempfile.gettempdir()
+    size = dtype.itemsize * elements
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
@@ -109,10 +113,12 @@ def zeros_in_file(
         raise OSError(
             error.errno, f"{error.strerror}: {what} need {size:,} bytes in {_room(folder)}", folder
         ) from None
+
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
     zeros = torch.frombuffer(mapped, dtype=dtype)
-    mapped.start, mapped.what = zeros.data_ptr(), what
+    mapped.start = zeros.data_ptr()
+    mapped.what = what
     mapped.in_file = [(mapped.start, mapped.start + size)]
     _mapped.add(mapped)
     return zeros
@@ -136,12 +142,13 @@ def keep_in_memory(part: Tensor) -> bool:
     map_memory = _map_memory()
     if map_memory is None or length <= 0:
         return False
+
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    done = map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
-    if done:
+    replaced = map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
+    if replaced:
         for mapped in _mapped:
             mapped.leave_out(start, start + length)
-    return done
+    return replaced
 
 
 class _MappedFile(mmap.mmap):
@@ -161,12 +168,12 @@ class _MappedFile(mmap.mmap):
 
     def leave_out(self, start: int, stop: int) -> None:
         """Note that a range of addresses is not in the file any more."""
-        parts = [
-            part
+        intervals = [
+            interval
             for first, last in self.in_file
-            for part in ((first, min(last, start)), (max(first, stop), last))
+            for interval in ((first, min(last, start)), (max(first, stop), last))
         ]
-        self.in_file = [(first, last) for first, last in parts if first < last]
+        self.in_file = [(first, last) for first, last in intervals if first < last]
 
     def own(self) -> None:
         """Have this process write into its own memory, or else be ended where it writes."""
@@ -185,12 +192,13 @@ class _MappedFile(mmap.mmap):
     def _map(self, first: int, last: int) -> bool:
         map_memory = _map_memory()
         private = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
-        place = (self.descriptor, first - self.start)
-        both = mmap.PROT_READ | mmap.PROT_WRITE
-        if map_memory(first, last - first, both, private, *place) == first:
+        source = (self.descriptor, first - self.start)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        if map_memory(first, last - first, access, private, *source) == first:
             return True
+
         shared = mmap.MAP_SHARED | _MAP_FIXED
-        map_memory(first, last - first, mmap.PROT_READ, shared, *place)
+        map_memory(first, last - first, mmap.PROT_READ, shared, *source)
         return False
 
 
@@ -218,9 +226,11 @@ def ask_for_pages(part: Tensor, rows: Tensor) -> None:
         rows: Which of them ``[N]``; best rising, since neighbours that share a page are asked for
             once.
     """
-    advise, page = madvise(), mmap.PAGESIZE
+    advise = madvise()
+    page = mmap.PAGESIZE
     if advise is None or not rows.numel():
         return
+
     size = 4 * (part.shape[1] if part.dim() > 1 else 1)
     starts = part.data_ptr() + rows[:, None] * (4 * part.stride(0))
     bytes_of_pages = torch.minimum(
@@ -228,6 +238,7 @@ def ask_for_pages(part: Tensor, rows: Tensor) -> None:
     )
     numbers = bytes_of_pages.view(-1).div(page, rounding_mode="floor").unique_consecutive()
     ranges = torch.stack([numbers * page, torch.full_like(numbers, page)], dim=1)
+
     if not _advise_all(ranges):
         for address, length in ranges.tolist():
             advise(address, length, mmap.MADV_WILLNEED)
@@ -249,24 +260,25 @@ def _advise_all(ranges: Tensor) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        this = os.pidfd_open(os.getpid())
+        process = os.pidfd_open(os.getpid())
     except OSError:  # an older system, or a sandbox
         return False
+
     try:
         return all(
             ctypes.CDLL(None).syscall(
                 ctypes.c_long(_PROCESS_MADVISE),
-                ctypes.c_long(this),
-                ctypes.c_void_p(some.data_ptr()),
-                ctypes.c_long(len(some)),
+                ctypes.c_long(process),
+                ctypes.c_void_p(chunk.data_ptr()),
+                ctypes.c_long(len(chunk)),
                 ctypes.c_long(mmap.MADV_WILLNEED),
                 ctypes.c_long(0),
             )
             >= 0
-            for some in ranges.split(_MOST_RANGES)
+            for chunk in ranges.split(_MOST_RANGES)
         )
     finally:
-        os.close(this)
+        os.close(process)
 
 
 @cache
@@ -278,7 +290,9 @@ def _map_memory() -> Any:
         call = ctypes.CDLL(None).mmap
     except (OSError, AttributeError):
         return None
-    number, address = ctypes.c_int, ctypes.c_void_p
+
+    number = ctypes.c_int
+    address = ctypes.c_void_p
     call.argtypes = [address, ctypes.c_size_t, number, number, number, ctypes.c_long]
     call.restype = address
     return call

@@ -1,6 +1,6 @@
 r"""What each optimizer does to the rows of a batch, once the gradients of each row are summed.
 
-The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step t, on the touched
+The formulas of SGD and both Adagrads are in ``optimizer_spec``. Adam, in step t, on the touched
 rows alone:
 
 .. math::
@@ -49,14 +49,15 @@ def move_rows(
         >>> matrix[2].tolist(), state[2].tolist()
         ([-0.5, 0.5], [9.0, 16.0])
     """
-    kind, eps = step.rule.kind, step.rule.eps
-    if kind == "sgd":
+    optimizer = step.rule.kind
+    eps = step.rule.eps
+    if optimizer == "sgd":
         sums *= -step.rate
-    elif kind == "rowwise_adagrad":
+    elif optimizer == "rowwise_adagrad":
         (squares,) = states
         squares.index_add_(0, rows, sums.square().mean(1))
         sums *= (-step.rate / (squares.index_select(0, rows).sqrt_() + eps)).unsqueeze(1)
-    elif kind == "adagrad":
+    elif optimizer == "adagrad":
         (squares,) = states
         own = squares.index_select(0, rows).addcmul_(sums, sums)
         squares.index_copy_(0, rows, own)
@@ -99,6 +100,7 @@ def _adam(
     """Move both means, and return how far each row is to go [U, D]."""
     rule = step.rule
     first, second = states
+
     squares = sums.square()
     if second.dim() == 1:
         squares = squares.mean(1)
@@ -106,6 +108,7 @@ def _adam(
     spread = second.index_select(0, rows).mul_(rule.beta2).add_(squares, alpha=1 - rule.beta2)
     first.index_copy_(0, rows, mean)
     second.index_copy_(0, rows, spread)
+
     # Both means start at 0; what is missing of their weight in step t is made up for.
     root = spread.div_(1 - rule.beta2**step.number).sqrt_().add_(rule.eps)
     way = mean.div_(root if root.dim() == 2 else root.unsqueeze(1)).mul_(

@@ -69,6 +69,7 @@ def look_up(
     absent = _absent(first.dtype, first.device)
     name = "unweighted" if weights is None else "weighted"
     forward = getattr(torch.ops.fbgemm, f"split_embedding_codegen_forward_{name}_cuda").default
+
     with torch._C._AutoDispatchBelowAutograd():
         return forward(
             first.detach().view(-1),
@@ -111,34 +112,39 @@ def update(
         states: Of each feature's table, float32.
         step: The optimizer, its rate and its number.
     """
-    absent, rule = _absent(first.dtype, first.device), step.rule
+    absent = _absent(first.dtype, first.device)
+    rule = step.rule
     features = len(states)
     samples = (ids[1].numel() - 1) // features
     bits, mask = torch.ops.fbgemm.get_infos_metadata.default(first, samples, features)
-    kept = [
-        part
+
+    state_arguments = [
+        argument
         for number in range(len(rule.states))
-        for part in (
+        for argument in (
             states[0][number].view(-1),
             absent.states,
             geometry.placements,
             _distances(tuple(state[number] for state in states)),
         )
     ]
+
     rate = torch.tensor(step.rate)
-    of_rule: tuple[Any, ...] = (*kept, rate)
+    options: tuple[Any, ...] = (*state_arguments, rate)
     if rule.kind == "adagrad":
-        of_rule = (*of_rule, rule.eps)
+        options = (*options, rule.eps)
     elif rule.kind == "rowwise_adagrad":
-        of_rule = (*of_rule, rule.eps, 0.0, 0, 0.0)  # weight decay and its mode, maximum norm
+        options = (*options, rule.eps, 0.0, 0, 0.0)  # weight decay and its mode, maximum norm
     elif rule.kind == "adam":  # with fbgemm's row counters, which the last argument turns off
         counters = (absent.states, absent.states, geometry.placements, geometry.starts)
-        of_rule = (*of_rule, *counters, *_of_adam(step), False)
+        options = (*options, *counters, *_of_adam(step), False)
     elif rule.kind == "partial_rowwise_adam":
-        of_rule = (*of_rule, *_of_adam(step))
+        options = (*options, *_of_adam(step))
+
     grad = grad.contiguous()
     if grad.data_ptr() % _WORD:
         grad = grad.clone()
+
     name = "unweighted" if weights is None else "weighted"
     getattr(
         torch.ops.fbgemm, f"split_embedding_backward_codegen_{rule.kind}_{name}_exact_cuda"
@@ -165,7 +171,7 @@ def update(
         mask,
         False,
         True,
-        *of_rule,
+        *options,
     )
 
 
@@ -177,7 +183,7 @@ def _of_adam(step: UpdateStep) -> tuple[float, float, float, float, int]:
 def _distances(tensors: tuple[Tensor, ...]) -> Tensor:
     """Elements from the first tensor to each [F], on their device."""
     return _on_device(
-        tuple((one.data_ptr() - tensors[0].data_ptr()) // one.itemsize for one in tensors),
+        tuple((tensor.data_ptr() - tensors[0].data_ptr()) // tensor.itemsize for tensor in tensors),
         tensors[0].device,
     )
 

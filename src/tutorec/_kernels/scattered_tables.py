@@ -29,7 +29,9 @@ from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["ScatteredTables", "address_tables"]
 
-_SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
+# fbgemm's codes of the pooling modes
+_SUM = 0
+_MEAN = 1
 _FP32_OUTPUT = 0
 _INT32_BITS = 31
 _CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
@@ -92,12 +94,16 @@ class ScatteredTables:
 
     def pool(self, batch: PooledBatch) -> Tensor:
         """Pooled rows of a batch [B, sum of D] in float32; no autograd."""
-        geometry, mode = self.geometry, _MEAN if batch.mean else _SUM
-        ids, weights = self._ids_of(batch), _weights_of(batch)
+        geometry = self.geometry
+        mode = _MEAN if batch.mean else _SUM
+        ids = self._ids_of(batch)
+        weights = _weights_of(batch)
+
         if self.first.is_cuda:
             from tutorec._kernels import scattered_cuda
 
             return scattered_cuda.look_up(self.first, geometry, ids, mode, weights)
+
         # Below the autograd keys: the operator has no derivative of its own, and none is wanted
         # here.
         with torch._C._AutoDispatchBelowAutograd():
@@ -134,26 +140,31 @@ class ScatteredTables:
         Returns:
             Whether it was done: not for other rules, nor for rows that are too wide or of 16 bits.
         """
-        geometry, rate = self.geometry, torch.tensor(step.rate)
+        geometry = self.geometry
+        rate = torch.tensor(step.rate)
         if not geometry.grouped or self.first.dtype != torch.float32:
             return False
+
         mode = _MEAN if batch.mean else _SUM
-        ids, weights = self._ids_of(batch), _weights_of(batch)
+        ids = self._ids_of(batch)
+        weights = _weights_of(batch)
         if self.first.is_cuda:
             from tutorec._kernels import scattered_cuda
 
             # A number for a whole row is read by itself.
-            of_elements = (part for state in states for part in state if part.dim() > 1)
+            element_states = (tensor for state in states for tensor in state if tensor.dim() > 1)
             if step.rule.kind not in FBGEMM_KINDS["cuda"] or any(
-                part.data_ptr() % _CUDA_WORD for part in of_elements
+                tensor.data_ptr() % _CUDA_WORD for tensor in element_states
             ):
                 return False
             scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
             return True
+
         if step.rule.kind not in ("sgd", "rowwise_adagrad"):
             return False
         if geometry.widest > fbgemm_cpu_columns(step.rule.kind):
             return False
+
         arguments = (
             grad.contiguous(),
             self.first.detach().view(-1),
@@ -173,6 +184,7 @@ class ScatteredTables:
                 *arguments, rate, _FP32_OUTPUT
             )
             return True
+
         rows = [state for (state,) in states]
         first = rows[0].data_ptr()
         starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in rows])
@@ -193,10 +205,12 @@ class ScatteredTables:
 
     def _ids_of(self, batch: PooledBatch) -> tuple[Tensor, Tensor]:
         """Ids and offsets in one dtype; on a GPU in one that numbers the rows of all tables."""
-        values, offsets = batch.values, batch.offsets
+        values = batch.values
+        offsets = batch.offsets
         wide = self.first.is_cuda and self.geometry.bits > _INT32_BITS
         if values.dtype != offsets.dtype or wide:
-            values, offsets = values.long(), offsets.long()
+            values = values.long()
+            offsets = offsets.long()
         return values.contiguous(), offsets.contiguous()
 
 
@@ -222,6 +236,7 @@ def address_tables(
         return None
     if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
         return None
+
     try:
         addresses = tuple(map(Tensor.data_ptr, tables))
     except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
@@ -231,6 +246,7 @@ def address_tables(
         backend().serves(device.type) and all(table.device == device for table in tables)
     ):
         return None
+
     geometry = _geometry(tuple(feature_tables), addresses, tuple(map(_facts, tables)), device)
     return None if geometry is None else ScatteredTables(tables[feature_tables[0]], geometry)
 
@@ -250,7 +266,9 @@ def _geometry(
         or any(on_cpu != (device.type == "cpu") for on_cpu, _, _ in facts)
     ):
         return None
-    itemsize, shapes = dtypes.pop().itemsize, [shape for _, _, shape in facts]
+
+    itemsize = dtypes.pop().itemsize
+    shapes = [shape for _, _, shape in facts]
     used = sorted(set(features))
     if any(not shapes[table][0] or shapes[table][1] % 4 for table in used):
         return None
@@ -262,11 +280,13 @@ def _geometry(
         max(widths) > _CUDA_COLUMNS or any(addresses[table] % _CUDA_WORD for table in used)
     ):
         return None
+
     # Neighbours that look up one table share its rows; that is how the updates see that they belong
     # together.
-    differ = [addresses[one] != addresses[two] for one, two in pairwise(features)]
+    differ = [addresses[left] != addresses[right] for left, right in pairwise(features)]
     steps = [shapes[table][0] * other for table, other in zip(features, differ, strict=False)]
     rows = [*accumulate([*steps, shapes[features[-1]][0]], initial=0)]
+
     return _Geometry(
         starts=torch.tensor(
             [(addresses[table] - first) // itemsize for table in features], device=device

@@ -15,7 +15,7 @@ from tutorec._kernels.pooling import PoolingKind
 __all__ = ["FirstRows", "GroupSpec", "TableSpec", "memory_of_tables"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
+# Rows [R, D] of each table; or what writes the rows of table number i in place, so that they
 # exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
 
@@ -112,11 +112,12 @@ def memory_of_tables(tables: Sequence[tuple[str, int, int, int]], remedy: str) -
     except (RuntimeError, MemoryError, OSError) as error:
         if not _lacks_memory(error):
             raise
+
         name, rows, columns, row_bytes = max(tables, key=lambda table: table[1] * table[3])
         total = sum(rows * row_bytes for _, rows, _, row_bytes in tables)
         others = f" ({total:,} with the tables of its group)" if len(tables) > 1 else ""
-        kind = MemoryError if isinstance(error, OSError) else type(error)
-        raise kind(
+        error_type = MemoryError if isinstance(error, OSError) else type(error)
+        raise error_type(
             f"not enough memory for table {name!r}: {rows:,} rows of {columns} columns need "
             f"{rows * row_bytes:,} bytes{others}; {remedy}"
         ) from error

@@ -60,23 +60,26 @@ def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> It
         >>> touched.ids.tolist(), touched.grad.tolist()
         ([5, 2, 5], [[1.0], [10.0]])
     """
-    samples, features = grad.shape[0], batch.feature_tables
+    samples = grad.shape[0]
+    features = batch.feature_tables
     bounds = batch.offsets[::samples].tolist() if samples else [0] * (len(features) + 1)
     starts = [*accumulate((columns[table] for table in features), initial=0)]
     lengths = batch.offsets.diff().view(len(features), samples)
-    of_tables: dict[int, list[TouchedRows]] = {}
+
+    gradients_by_table: dict[int, list[TouchedRows]] = {}
     for feature, table in enumerate(features):
         ids = slice(bounds[feature], bounds[feature + 1])
-        of_bags = grad[:, starts[feature] : starts[feature + 1]]
+        bag_grad = grad[:, starts[feature] : starts[feature + 1]]
         if batch.mean:
-            of_bags = of_bags / lengths[feature].clamp(min=1).unsqueeze(1)
+            bag_grad = bag_grad / lengths[feature].clamp(min=1).unsqueeze(1)
         bags = torch.repeat_interleave(lengths[feature], output_size=ids.stop - ids.start)
         weights = None if batch.weights is None else batch.weights[ids]
-        of_tables.setdefault(table, []).append(
-            TouchedRows(table, batch.values[ids], bags, weights, of_bags)
+        gradients_by_table.setdefault(table, []).append(
+            TouchedRows(table, batch.values[ids], bags, weights, bag_grad)
         )
-    for parts in of_tables.values():
-        yield join_gradients(parts)
+
+    for gradients in gradients_by_table.values():
+        yield join_gradients(gradients)
 
 
 def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
@@ -95,23 +98,24 @@ def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
     """
     if len(parts) == 1:
         return replace(parts[0], grad=parts[0].grad.contiguous())
-    starts = accumulate((part.grad.shape[0] for part in parts), initial=0)
+    starts = accumulate((term.grad.shape[0] for term in parts), initial=0)
     ones = [
-        part.grad.new_ones(1).expand(part.ids.numel()) if part.weights is None else part.weights
-        for part in parts
+        term.grad.new_ones(1).expand(term.ids.numel()) if term.weights is None else term.weights
+        for term in parts
     ]
+
     return TouchedRows(
         parts[0].table,
-        torch.cat([part.ids for part in parts]),
+        torch.cat([term.ids for term in parts]),
         torch.cat(
             [
-                part.bags + start
-                for part, start in zip(parts, starts, strict=False)
-                if part.bags is not None
+                term.bags + start
+                for term, start in zip(parts, starts, strict=False)
+                if term.bags is not None
             ]
         ),
-        None if all(part.weights is None for part in parts) else torch.cat(ones),
-        torch.cat([part.grad for part in parts]),
+        None if all(term.weights is None for term in parts) else torch.cat(ones),
+        torch.cat([term.grad for term in parts]),
     )
 
 
@@ -152,12 +156,15 @@ def step_tables(
     """
     if not batch.values.numel():
         return
-    scattered, step = address_tables(tables, batch.feature_tables), steps[0]
+
+    scattered = address_tables(tables, batch.feature_tables)
+    step = steps[0]
     same = all(other == step for other in steps)
     if scattered is not None and same and not updates_in_torch(step.rule.kind, batch):
-        of_features = [states[table] for table in batch.feature_tables]
-        if scattered.step(grad, batch, of_features, step):
+        feature_states = [states[table] for table in batch.feature_tables]
+        if scattered.step(grad, batch, feature_states, step):
             return
+
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
         table = tables[touched.table]
         groups = touched.sorted(table.shape[0])

@@ -6,7 +6,7 @@ an operator behind one signature:
 
     forward(values [N], offsets [F*B+1], weights [N] or None) -> pooled [B, sum of D over features]
 
-What stands behind the signature, now and later, and why it fits:
+What is behind the signature, now and later, and why it fits:
 
 | what | how it fits |
 |---|---|
@@ -79,17 +79,19 @@ class TableBatch(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
-        # What the kernel is asked for: sqrtn and the mean of weighted rows reach it as a sum.
+        # The pooling that the kernel runs: sqrtn and the mean of weighted rows reach it as a sum.
         self._pooling: PoolingKind = kernel_pooling(spec.pooling, spec.weighted)
         self.gradient_listener: GradientListener | None = None
         self._rounding_seed = 0
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
+
         elements, rows = self._place()
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets
         # a .grad.
         self._flat: Tensor
         self._kept: list[Tensor]
         self._flat, self._kept = self._allocate(elements, rows, device, zeros)
+
         # Steps of each table, always on the CPU: the factors that depend on them are computed
         # there.
         counted = len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0
@@ -118,12 +120,13 @@ class TableBatch(nn.Module, ABC):
             (table.name, table.rows, table.columns, element_bytes * stride + 4 * row_states)
             for table, (_, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
         ]
+
         with memory_of_tables(needed, _TOO_LARGE):
             # In float32 whatever the rows are: a sum in 16 bits soon stops to grow.
-            kept = [
+            state_buffers = [
                 zeros(rows if state.rowwise else elements, dtype=torch.float32) for state in states
             ]
-            return zeros(elements, dtype=self.spec.dtype), kept
+            return zeros(elements, dtype=self.spec.dtype), state_buffers
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
@@ -144,12 +147,14 @@ class TableBatch(nn.Module, ABC):
         if (offsets.numel() - 1) % len(self.spec.feature_tables) or values.is_floating_point():
             raise ValueError(_describe_bad_input(self.spec, values, offsets))
         if (weights is not None) != self.spec.weighted:
-            wanted, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
+            expected, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
             raise ValueError(
-                f"the group of tables {self.spec.names} takes {wanted}, and the batch has {got}"
+                f"the group of tables {self.spec.names} takes {expected}, and the batch has {got}"
             )
+
         if values.dtype != offsets.dtype:  # kernels take both as int32 or both as int64
-            values, offsets = values.long(), offsets.long()
+            values = values.long()
+            offsets = offsets.long()
         # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a
         # weighted mean. That is the bag's length, not the sum of the weights, and fbgemm's backward
         # forgets it.
@@ -157,6 +162,7 @@ class TableBatch(nn.Module, ABC):
             weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         factors = None if weights is None else weights.detach()
         pooled = self._lookup(values, offsets, factors)
+
         if not torch.is_grad_enabled():
             return pooled
         if self.gradient_listener is not None:
@@ -221,37 +227,40 @@ class TableBatch(nn.Module, ABC):
     def learning_rate(self, value: float) -> None:
         self._learning_rate = require_finite("learning_rate", value, 0)
 
-    # --- how the buffers stay one piece of memory
+    # --- how the views stay in the buffers
 
     def _bind(self) -> None:
         """Point every view into the buffers, after these moved or were copied or unpickled."""
         self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
         flat = self._flat.detach()
         tables = range(len(self.spec.tables))
-        kinds = () if self.optimizer is None else self.optimizer.states
+        specs = () if self.optimizer is None else self.optimizer.states
         views = [self._view(flat, table, False) for table in tables]
         self._states = [
             tuple(
-                self._view(kept, table, kind.rowwise)
-                for kept, kind in zip(self._kept, kinds, strict=True)
+                self._view(buffer, table, state.rowwise)
+                for buffer, state in zip(self._kept, specs, strict=True)
             )
             for table in tables
         ]
+
         if self.optimizer is None:
             for index, view in enumerate(views):
                 name = f"weight_{index}"
-                own = self._parameters.get(name)
-                if own is None or own.device != view.device:
+                parameter = self._parameters.get(name)
+                if parameter is None or parameter.device != view.device:
                     self.register_parameter(name, nn.Parameter(view))
                 else:
-                    own.data = view
+                    parameter.data = view
             views = list[Tensor](self.parameters(recurse=False))
+
         self._tables = views
         self._bind_kernel()
 
     def _view(self, buffer: Tensor, table: int, rowwise: bool) -> Tensor:
         """What belongs to one table: [R] of a buffer with one number a row, else [R, D]."""
-        rows, columns = self.spec.tables[table].rows, self.spec.tables[table].columns
+        rows = self.spec.tables[table].rows
+        columns = self.spec.tables[table].columns
         start, row, stride = self._table_places[table]
         if rowwise:
             return buffer[row : row + rows]
@@ -264,12 +273,15 @@ class TableBatch(nn.Module, ABC):
             raise ValueError(
                 f"tables {self.spec.names} cannot become {flat.dtype}: use {self.spec.dtype}"
             )
-        self._flat, before = flat, self._kept
-        self._kept = [fn(kept) for kept in before]
+
+        self._flat = flat
+        before = self._kept
+        self._kept = [fn(buffer) for buffer in before]
         for old, new in zip(before, self._kept, strict=True):
             # to_empty gives memory as it comes, and state begins with zeros
             if old.is_meta and not new.is_meta:
                 new.zero_()
+
         gradients = [
             None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)
         ]

@@ -7,7 +7,7 @@
 One ordinary operator does the work, whose tables are R rows in a file with slots in memory behind
 them. An id becomes its row's place, a slot or the row itself. Rows move together with their
 optimizer state, so that weights and state are those of an uncached table, bit for bit. A row
-without a slot is used where it lies in the file, as fbgemm's ``UVM_CACHING`` does with rows for
+without a slot is used directly in the file, as fbgemm's ``UVM_CACHING`` does with rows for
 which its cache has no room.
 """
 
@@ -39,10 +39,10 @@ class CachedTableBatch(TableBatch):
     """Fused tables in a file: cached rows are updated in memory, and written back on eviction.
 
     ``table_weights()``, ``table_states()`` and ``optimizer_state()`` are the tables in the file.
-    Asking for them writes changed rows back, as :meth:`flush` does, so that they are up to date
-    until the next backward. What torch writes into them is seen by the next lookup. Of tensors that
-    were asked for before a backward that holds row by row: a row that was written is what stands in
-    the tensor, every other row keeps what it was trained to.
+    Calling one writes changed rows back, as :meth:`flush` does, so that they are up to date
+    until the next backward. What torch writes into them is seen by the next lookup. For tensors
+    returned before a backward this holds row by row: a written row has the value in the tensor,
+    every other row keeps what it was trained to.
 
     Args:
         spec: Tables, features and pooling.
@@ -61,21 +61,24 @@ class CachedTableBatch(TableBatch):
         zeros: Callable[..., Tensor],
     ) -> None:
         rows = [table.rows for table in spec.tables]
-        slots = [max(1, min(wanted, own)) for wanted, own in zip(cache.rows, rows, strict=True)]
+        slots = [max(1, min(limit, own)) for limit, own in zip(cache.rows, rows, strict=True)]
         tables = [
             TableSpec(t.name, t.rows + more, t.columns, t.dtype)
             for t, more in zip(spec.tables, slots, strict=True)
         ]
         with_slots = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
+
         # In a tuple: it is not a module of this one, whose tables are the rows in the file.
         self._operators = (implementation(with_slots, optimizer, torch.device("cpu"), zeros),)
         super().__init__(spec, optimizer, torch.device("cpu"))
         self._operators[0]._counts = self._counts
+
         self._cache = RowCache(rows, slots, cache.algorithm)
         self._bases = torch.tensor([self._cache.bases[table] for table in spec.feature_tables])
         self._lock = Lock()
         self._readings: dict[Future[None], Tensor] = {}  # ids of batches that are read ahead
         self._start_reader()
+
         for table, own in enumerate(rows):
             for tensor in self._tensors(table):
                 keep_in_memory(tensor[own:])
@@ -158,6 +161,7 @@ class CachedTableBatch(TableBatch):
         """
         if self._process != os.getpid():
             self._start_reader()
+
         reading = self._reader.submit(self._read_ahead, values, offsets)
         self._readings[reading] = values
         for old in [*self._readings][:-_READ_AHEAD]:
@@ -169,13 +173,14 @@ class CachedTableBatch(TableBatch):
         operator._learning_rate = self._learning_rate
         rows, bases = self._rows_of(values, offsets)
         is_read = self._wait_until_read(values)
+
         with torch.no_grad(), self._lock:
             self._take_what_others_wrote()
             # the file does not fit in memory: better wait for many rows at once
             waits = self._waits_for_disk()
             if waits and not is_read:
                 self._ask_for(self._cache.missing(rows))
-            places, moves, in_file = self._cache.place(rows)
+            row_places, moves, in_file = self._cache.place(rows)
             pending = _Pending(self, in_file)
             if waits or is_read:
                 self._ask_for((move.table, move.written.rows) for move in moves)
@@ -183,10 +188,13 @@ class CachedTableBatch(TableBatch):
                 self._copy(move.table, move.written.slots, move.written.rows)
                 self._copy(move.table, move.read.rows, move.read.slots)
                 self._note_copied(move.table, move.read)
+
         if self._cache.bases[-1] < _INT32_ROWS:
-            values = (places - bases).to(values.dtype)
+            values = (row_places - bases).to(values.dtype)
         else:
-            values, offsets = places - bases, offsets.long()
+            values = row_places - bases
+            offsets = offsets.long()
+
         if torch.is_grad_enabled():
             return cast(
                 Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights)
@@ -213,6 +221,7 @@ class CachedTableBatch(TableBatch):
         """Wait for the thread that already reads rows of these ids, so that none is read twice."""
         if self._readings and self._process != os.getpid():
             self._start_reader()
+
         # a copy: another thread may prefetch meanwhile
         for reading, ids in [*self._readings.items()]:
             if ids is values or ids.equal(values):
@@ -238,13 +247,15 @@ class CachedTableBatch(TableBatch):
 
     def _waits_for_disk(self) -> bool:
         """Whether this thread has read anything from the disk since it asked this before."""
-        before, self._blocks.read = getattr(self._blocks, "read", 0), blocks_read()
+        before = getattr(self._blocks, "read", 0)
+        self._blocks.read = blocks_read()
         return self._blocks.read != before
 
     def _take_what_others_wrote(self) -> None:
         """Copy rows written to the file by others, as by ``load_state_dict``, into their slots."""
         if self._versions == self._written():
             return
+
         for table, own in self._cache.in_slots():
             slots = own.slots - self.spec.tables[table].rows
             for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
@@ -285,13 +296,15 @@ class _Pending:
     """A lookup whose rows are not evicted until its backward, or until its result is garbage."""
 
     def __init__(self, tables: CachedTableBatch, in_file: int) -> None:
-        self._tables, self._in_file = tables, in_file
+        self._tables = tables
+        self._in_file = in_file
         self.held = tables._cache.hold()
 
     def update(self, backward: Callable[[], None]) -> None:
         tables = self._tables
         with torch.no_grad(), tables._lock:
             tables._take_what_others_wrote()
+
         try:
             backward()
         finally:

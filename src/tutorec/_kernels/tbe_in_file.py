@@ -45,7 +45,7 @@ class PageRequests:
         tables.register_forward_hook(self._after_lookup)
 
     def _before_lookup(self, tables: TableBatch, inputs: tuple[Any, ...]) -> None:
-        # Counted anew for each lookup: between two of them the thread may read other files.
+        # Counted for each lookup: between two of them the thread may read other files.
         self._blocks_before[get_ident()] = blocks_read()
         if self._waits_for_disk:
             request_pages(tables, inputs[0], inputs[1])
@@ -67,7 +67,8 @@ def request_pages(tables: TableBatch, values: Tensor, offsets: Tensor) -> None:
     if values.is_floating_point() or (offsets.numel() - 1) % features:
         return  # the lookup says what is wrong with them
 
-    weights, states = tables.table_weights(), tables.table_states()
+    weights = tables.table_weights()
+    states = tables.table_states()
     for table, rows in rows_by_table(tables.spec, values, offsets):
         for tensor in (weights[table], *states[table]):
             ask_for_pages(tensor, rows)

@@ -94,10 +94,10 @@ def empty_bags(
         ([8, 9], [0, 0, 2])
     """
     lengths = offsets.diff()
-    of_ids = kept.repeat_interleave(lengths, output_size=values.numel())
+    keeps_id = kept.repeat_interleave(lengths, output_size=values.numel())
     bounds = torch.zeros_like(offsets)
     torch.cumsum(lengths * kept, 0, out=bounds[1:])
-    return values[of_ids], bounds, None if weights is None else weights[of_ids]
+    return values[keeps_id], bounds, None if weights is None else weights[keeps_id]
 
 
 def column_slices(

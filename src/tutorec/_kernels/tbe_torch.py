@@ -1,6 +1,6 @@
 """Table-batched lookups in plain torch: one ``embedding_bag`` for each width, no loop over ids.
 
-Runs wherever torch runs. Tables of one width lie behind one another and are one matrix [rows, D];
+Runs wherever torch runs. Tables of one width follow one another and are one matrix [rows, D];
 an id becomes a row of that matrix by adding where its table begins.
 """
 
@@ -30,7 +30,7 @@ class WidthBlock:
     Attributes:
         tables: Indices of the tables, in the order of their rows.
         features: Indices of the features that read them, in input order.
-        cuts: Where each table lies in ``matrix``.
+        cuts: Position of each table in ``matrix``.
         columns: D.
         matrix: All rows [rows, D], a view of the buffer.
         states: Of these rows, [rows] or [rows, D] each, views of the buffers of state.
@@ -53,43 +53,49 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
 
     def _place(self) -> tuple[int, int]:
         tables = self.spec.tables
-        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(tables)
+        table_places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(tables)
         start = row = 0
         for table in sorted(range(len(tables)), key=lambda index: tables[index].columns):
-            places[table] = (start, row, tables[table].columns)
+            table_places[table] = (start, row, tables[table].columns)
             start += tables[table].rows * tables[table].columns
             row += tables[table].rows
-        self._table_places = places
+
+        self._table_places = table_places
         return start, row
 
     def _bind_kernel(self) -> None:
-        spec, flat, places = self.spec, self._flat.detach(), self._table_places
+        spec = self.spec
+        flat = self._flat.detach()
+        table_places = self._table_places
         by_width: dict[int, list[int]] = {}
-        for table in sorted(range(len(places)), key=lambda index: places[index][:2]):
+        for table in sorted(range(len(table_places)), key=lambda index: table_places[index][:2]):
             by_width.setdefault(spec.tables[table].columns, []).append(table)
         self._blocks: list[WidthBlock] = []
+
         for columns, tables in by_width.items():
             features = [index for index, table in enumerate(spec.feature_tables) if table in tables]
             if not features:
                 continue
-            start, row, _ = places[tables[0]]
+
+            start, row, _ = table_places[tables[0]]
             rows = sum(spec.tables[table].rows for table in tables)
             cuts = [
-                (places[table][0] - start, spec.tables[table].rows, columns, columns)
+                (table_places[table][0] - start, spec.tables[table].rows, columns, columns)
                 for table in tables
             ]
-            base = [places[spec.feature_tables[feature]][1] - row for feature in features]
+            base = [table_places[spec.feature_tables[feature]][1] - row for feature in features]
             matrix = flat[start : start + rows * columns].view(rows, columns)
-            where = torch.tensor(base, device=flat.device) if any(base) else None
+            shifts = torch.tensor(base, device=flat.device) if any(base) else None
             states = [
-                kept[row : row + rows]
+                buffer[row : row + rows]
                 if state.rowwise
-                else kept[start : start + rows * columns].view(rows, columns)
-                for kept, state in zip(
+                else buffer[start : start + rows * columns].view(rows, columns)
+                for buffer, state in zip(
                     self._kept, self.optimizer.states if self.optimizer else (), strict=True
                 )
             ]
-            self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, states, where))
+            self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, states, shifts))
+
         order = [feature for block in self._blocks for feature in block.features]
         self._slices = column_slices(order, spec.feature_columns, spec.feature_columns)
 
@@ -103,6 +109,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             if len(block.features) < total:
                 batch = select_features(values, offsets, weights, block.features, total)
             outputs.append(self._lookup_block(block, steps, *batch))
+
         if len(outputs) == 1:
             return outputs[0]
         return pick_columns(torch.cat(outputs, dim=1), self._slices)
@@ -126,6 +133,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             offsets = offsets.long()
         if weights is not None and weights.dtype != torch.float32:
             weights = weights.float()
+
         mode = self._pooling
         if self.optimizer is None:
             tables = [self._tables[table] for table in block.tables]
@@ -135,6 +143,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             own = [steps[table] for table in block.tables] if steps else []
             update = _BlockUpdate(block, own, mode)
             rows = cast(Tensor, _FusedLookup.apply(self._flat, update, ids, offsets, weights))
+
         if mode == "none":
             return rows
         return (
@@ -154,24 +163,29 @@ class _BlockUpdate:
 
     def apply(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         """Sum the gradients of equal rows, and move each row once."""
-        grad, bags = self.steps[0].rule.limited(grad), None
+        grad = self.steps[0].rule.limited(grad)
+        bags = None
         if self.pooling != "none":
             lengths = offsets.diff()
             bags = torch.repeat_interleave(lengths, output_size=ids.numel())
             if self.pooling == "mean":
                 grad = grad / lengths.clamp(min=1).unsqueeze(1)
-        block, grad = self.block, grad.contiguous()
-        rows, first = block.matrix.shape[0], self.steps[0]
+        block = self.block
+        grad = grad.contiguous()
+        rows = block.matrix.shape[0]
+        first = self.steps[0]
+
         if all(step == first for step in self.steps):
             groups = sort_rows(ids, bags, weights, rows)
             apply_update(block.matrix, block.states, grad, groups, first)
             return
+
         # Some tables were loaded at another step: each is updated by itself.
-        for (start, of_table, stride, _), step in zip(block.cuts, self.steps, strict=True):
+        for (start, table_rows, stride, _), step in zip(block.cuts, self.steps, strict=True):
             begin = start // stride
-            own = ((ids >= begin) & (ids < begin + of_table)).nonzero().view(-1)
-            of_bags = own if bags is None else bags[own]
-            groups = sort_rows(ids[own], of_bags, None if weights is None else weights[own], rows)
+            own = ((ids >= begin) & (ids < begin + table_rows)).nonzero().view(-1)
+            own_bags = own if bags is None else bags[own]
+            groups = sort_rows(ids[own], own_bags, None if weights is None else weights[own], rows)
             apply_update(block.matrix, block.states, grad, groups, step)
 
 
@@ -211,6 +225,7 @@ def _pool(
         # 16-bit rows are summed in float32: each id becomes a row of its own.
         matrix = F.embedding(ids, matrix).float()
         ids = torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device)
+
     if mode == "none":
         return F.embedding(ids, matrix)
     return F.embedding_bag(

@@ -59,13 +59,13 @@ def sort_rows(ids: Tensor, bags: Tensor | None, weights: Tensor | None, rows: in
         >>> groups.rows.tolist(), groups.starts.tolist(), groups.bags.tolist()
         ([2, 5], [0, 1, 3], [0, 0, 1])
     """
-    unique, starts, places = sort_ids(ids, rows)
-    weights = None if weights is None else weights[places]
-    return RowGroups(unique, starts, places if bags is None else bags[places], weights)
+    unique, starts, positions = sort_ids(ids, rows)
+    weights = None if weights is None else weights[positions]
+    return RowGroups(unique, starts, positions if bags is None else bags[positions], weights)
 
 
 def sort_ids(ids: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The different ids, where each one's occurrences begin, and where in ``ids`` those stand.
+    """The different ids, where each one's occurrences begin, and where in ``ids`` those are.
 
     Args:
         ids: [N], from 0 on.
@@ -92,9 +92,10 @@ def sort_ids(ids: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         numbers &= (1 << shift) - 1
         begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
         return torch.from_numpy(ordered[begins[:-1]]), torch.from_numpy(begins), packed
-    in_order, places = torch.sort(ids.long(), stable=True)
+
+    in_order, positions = torch.sort(ids.long(), stable=True)
     unique, counts = torch.unique_consecutive(in_order, return_counts=True)
-    return unique, F.pad(counts.cumsum(0), (1, 0)), places
+    return unique, F.pad(counts.cumsum(0), (1, 0)), positions
 
 
 def sum_rows(grad: Tensor, groups: RowGroups) -> Tensor:
@@ -123,8 +124,8 @@ def apply_update(
         groups: The batch sorted by row.
         step: The optimizer, its rate, and which step it is.
     """
-    for part in _slices(groups, grad):
-        move_rows(matrix, states, part.rows, sum_rows(grad, part), step)
+    for chunk in _slices(groups, grad):
+        move_rows(matrix, states, chunk.rows, sum_rows(grad, chunk), step)
 
 
 def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
@@ -135,6 +136,7 @@ def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
     bounds = groups.starts[::step].tolist() if grad.is_cpu else [0, groups.bags.numel()]
     if grad.is_cpu and (groups.starts.numel() - 1) % step:
         bounds.append(groups.bags.numel())
+
     for index, (first, last) in enumerate(pairwise(bounds)):
         rows = groups.rows[index * step : (index + 1) * step]
         starts = groups.starts[index * step : index * step + rows.numel() + 1] - first

@@ -1,6 +1,6 @@
 """Which fbgemm wheel fits this torch: judged from package metadata, before anything of it is loaded.
 
-fbgemm-gpu's wheels name no torch version in their metadata, so pip installs any of them beside any
+fbgemm-gpu's wheels name no torch version in their metadata, so pip installs any of them with any
 torch. The rule: fbgemm 1.X belongs to torch 2.(X+5). Where it does not hold, the choice says so and
 names the pip line that repairs it.
 """  # noqa: E501
@@ -121,20 +121,23 @@ def choose(
         >>> choice.name, choice.remedy
         ('torch', 'pip install "fbgemm-gpu-cpu==1.8.*"')
     """
-    wanted = (override or "auto").strip().lower()
-    if wanted not in ("auto", "torch", "fbgemm"):
+    requested = (override or "auto").strip().lower()
+    if requested not in ("auto", "torch", "fbgemm"):
         raise ValueError(
             f"{ENV_VARIABLE}={override!r} names no backend: use 'auto' (the default), 'torch' or "
             "'fbgemm', or unset the variable"
         )
+
     versions = dict(installed() if metadata is None else metadata)
     has_gpu = torch_cuda is not None
     if torch_cuda == _ASK_TORCH:
         import torch
 
-        torch_cuda, has_gpu = torch.version.cuda, torch.cuda.is_available()
+        torch_cuda = torch.version.cuda
+        has_gpu = torch.cuda.is_available()
     judged = _judge(versions, torch_cuda, has_gpu)
-    if wanted == "torch":
+
+    if requested == "torch":
         return replace(
             judged,
             name="torch",
@@ -142,9 +145,9 @@ def choose(
             remedy=None,
             broken=False,
         )
-    if wanted == "fbgemm" and judged.name != "fbgemm":
+    if requested == "fbgemm" and judged.name != "fbgemm":
         raise BackendError(refusal(judged))
-    if wanted == "fbgemm":
+    if requested == "fbgemm":
         return replace(judged, reason=f"{ENV_VARIABLE}=fbgemm asks for it, and {judged.pair}")
     return judged
 
@@ -161,20 +164,23 @@ def _judge(
     fitting = _fitting_minor(torch_version)
     right = _wheel_for(torch_version, torch_cuda if has_gpu else None)
     line = _install_line(right, torch_version)
+
     if cpu is None and cuda is None:
         remedy = line if _wheel_exists_here() else None
-        why = (
+        cause = (
             "fbgemm is not installed"
             if remedy
             else "fbgemm has no wheel for this platform and torch"
         )
         if remedy and fitting not in _SERVED_MINORS:
-            oldest, newest = _torch_of(_SERVED_MINORS[0]), _torch_of(_SERVED_MINORS[-1])
-            why = (
+            oldest = _torch_of(_SERVED_MINORS[0])
+            newest = _torch_of(_SERVED_MINORS[-1])
+            cause = (
                 f"no fbgemm wheel serves torch {torch_version}: those that do belong to {oldest} "
                 f"to {newest}"
             )
-        return refuse("no fbgemm wheel", why, remedy, broken=False)
+        return refuse("no fbgemm wheel", cause, remedy, broken=False)
+
     if cpu is not None and cuda is not None:
         again = _install_line(right, torch_version, "--force-reinstall --no-deps ")
         remedy = f"pip uninstall -y {_CPU_WHEEL} {_CUDA_WHEEL}" + (f" && {again}" if again else "")
@@ -191,6 +197,7 @@ def _judge(
         belongs = _torch_of(minors[1]) if minors[0] == 1 else "an older torch"
         text = f"{wheel} {version} belongs to {belongs}, not to torch {torch_version}"
         return refuse(text, text, instead if right != wheel else line, broken=True)
+
     if cuda is not None and (trouble := _cuda_trouble(cuda, minors, torch_cuda)):
         return refuse(trouble, trouble, instead, broken=True)
     pair = f"{wheel} {version} belongs to torch {torch_version}"
