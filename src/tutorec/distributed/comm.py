@@ -101,6 +101,7 @@ def all_to_all(
     if codec is not None:
         arriving = all_to_all(codec.encode(send), send_counts, receive_counts, group, stage)
         return map_awaitable(lambda arrived: codec.decode(arrived, send.dtype), arriving)
+
     announce(group, stage, [count * send.element_size() for count in send_counts])
     received = send.new_empty(sum(receive_counts))
     work = dist.all_to_all_single(
@@ -138,21 +139,27 @@ def all_to_all_slices(
     if codec is not None:
         arriving = all_to_all_slices(codec.encode(send), send_counts, receive_counts, group, stage)
         return map_awaitable(
-            lambda slices: [codec.decode(part, send.dtype) for part in slices], arriving
+            lambda slices: [codec.decode(encoded, send.dtype) for encoded in slices], arriving
         )
-    out, into, me = list(send_counts), list(receive_counts), group.rank()
-    if 0 < me < len(out) - 1:
-        arriving = all_to_all(send, out, into, group, stage)
-        return map_awaitable(lambda arrived: list(arrived.split(into)), arriving)
-    if me == 0:
-        own = send[: out[0]]
-        others = send[out[0] :]
+
+    to_send = list(send_counts)
+    to_receive = list(receive_counts)
+    rank = group.rank()
+    # The slices of the other ranks are contiguous on the first and the last rank only.
+    if 0 < rank < len(to_send) - 1:
+        arriving = all_to_all(send, to_send, to_receive, group, stage)
+        return map_awaitable(lambda arrived: list(arrived.split(to_receive)), arriving)
+
+    if rank == 0:
+        own = send[: to_send[0]]
+        others = send[to_send[0] :]
     else:
-        own = send[sum(out[:-1]) :]
-        others = send[: sum(out[:-1])]
-    out[me] = into[me] = 0
-    arriving = all_to_all(others, out, into, group, stage)
-    return _SlicesAwaitable(arriving, into, me, own)
+        own = send[sum(to_send[:-1]) :]
+        others = send[: sum(to_send[:-1])]
+
+    to_send[rank] = to_receive[rank] = 0
+    arriving = all_to_all(others, to_send, to_receive, group, stage)
+    return _SlicesAwaitable(arriving, to_receive, rank, own)
 
 
 class _SlicesAwaitable(Awaitable[list[torch.Tensor]]):
@@ -205,13 +212,17 @@ def reduce_scatter(
         first, *others = slices
         if first.is_floating_point() and first.element_size() < 4:
             first = first.float()
+
         summed = first + others[0]
         for other in others[1:]:
             summed += other
         return summed.to(send.dtype) if codec is None else codec.decode(summed, send.dtype)
 
-    sent, mine = send if codec is None else codec.encode(send), counts[group.rank()]
-    return map_awaitable(total, all_to_all_slices(sent, counts, [mine] * len(counts), group, stage))
+    sent = send if codec is None else codec.encode(send)
+    own_count = counts[group.rank()]
+    return map_awaitable(
+        total, all_to_all_slices(sent, counts, [own_count] * len(counts), group, stage)
+    )
 
 
 def all_gather(
@@ -296,6 +307,7 @@ def check_thread(group: dist.ProcessGroup) -> None:
         _issuing_thread[group] = thread
         give_threads_time(group)
         return
+
     # Autograd's device threads are not Python threads (dummies at most, where one has logged).
     # While one of them issues, the thread that called backward() waits, so the order is still that
     # of one thread.
@@ -303,6 +315,7 @@ def check_thread(group: dist.ProcessGroup) -> None:
         other for other in threading.enumerate() if not isinstance(other, threading._DummyThread)
     )
     alive = {other.ident: other.name for other in threads}
+
     if thread not in alive:
         return
     if owner not in alive:
@@ -359,20 +372,23 @@ def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: s
     """
     if group.size() == 1:
         return value
-    mine = group.rank() == source
+
+    is_source = group.rank() == source
     device = message_device(group)
     pickled = (
         torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        if mine
+        if is_source
         else torch.empty(0)
     )
     size = torch.tensor([pickled.numel()], device=device)
     broadcast(size, source, group, stage)
     content = (
-        pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
+        pickled.to(device)
+        if is_source
+        else torch.empty(int(size), dtype=torch.uint8, device=device)
     )
     broadcast(content, source, group, stage)
-    return value if mine else pickle.loads(content.cpu().numpy().tobytes())
+    return value if is_source else pickle.loads(content.cpu().numpy().tobytes())
 
 
 def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:
@@ -383,11 +399,12 @@ def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str)
     world_size = group.size()
     if world_size == 1:
         return [list(values)]
+
     announce(group, stage, [8 * len(values)] * world_size)
     device = message_device(group)
-    mine = torch.tensor(values, dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(gathered, mine, group)
+    own = torch.tensor(values, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(gathered, own, group)
     return torch.stack(gathered).tolist()
 
 
@@ -396,6 +413,7 @@ def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list
     world_size = group.size()
     if world_size == 1:
         return [value]
+
     announce(group, stage, [0] * world_size)
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, value, group)

@@ -99,17 +99,23 @@ class RowResults:
         assert ctx.features is not None, "input_dist keeps the batch"
         if len(parts) > 1:
             parts = cast(tuple[torch.Tensor, ...], _AllOrNone.apply(*parts))
-        of_shardings = zip(self._dists, parts, ctx.sharding_contexts, strict=True)
-        arrived = [rows for dist, part, own in of_shardings for rows in dist.by_key(part, own)]
-        rows_of = dict(zip(self._arriving_keys, arrived, strict=True))
+
+        outputs = zip(self._dists, parts, ctx.sharding_contexts, strict=True)
+        arrived = [
+            rows for dist, output, context in outputs for rows in dist.by_key(output, context)
+        ]
+        rows_by_key = dict(zip(self._arriving_keys, arrived, strict=True))
+
         lists = ctx.features.to_dict()
         jagged: dict[str, JaggedTensor] = {}
         for key, feature in self._feature_of.items():
-            ids, rows = lists[feature], rows_of[key]
+            ids = lists[feature]
+            rows = rows_by_key[key]
             if ctx.reverse_indices:
                 rows = rows.index_select(0, ctx.reverse_indices[feature])
             indices = ids.values() if self._need_indices else None
             jagged[key] = jagged_from_parts(rows, indices, ids.lengths(), ids.offsets())
+
         return samples_of_lists(jagged, ctx.features, self._feature_of)
 
 
@@ -122,7 +128,7 @@ class _AllOrNone(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(part.view_as(part) for part in parts)
+        return tuple(rows.view_as(rows) for rows in parts)
 
     @staticmethod
     @once_differentiable
@@ -197,6 +203,7 @@ class ShardedEmbeddingCollection(
             device,
             qcomm_codecs_registry,
         )
+
         self._configs = module.embedding_configs()
         self._embedding_dim_of = module.embedding_dim
         self._use_index_dedup = use_index_dedup
@@ -343,16 +350,21 @@ def distinct_ids(batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, dict[str,
         >>> ids.values().tolist(), ids.lengths().tolist(), reverse["a"].tolist()
         ([5, 7, 7], [2, 1], [1, 0, 1])
     """
-    ids, counts = batch.values(), batch.length_per_key()
+    ids = batch.values()
+    counts = batch.length_per_key()
     numbers = ints_on_device([[*range(len(counts))], counts], torch.int64, ids.device)
     feature = numbers[0].repeat_interleave(numbers[1], output_size=ids.numel())
     rank = torch.unique(ids, return_inverse=True)[1]
+
+    # Each (feature, id) pair is one number: an id is replaced by its rank, which is less than N.
     pairs, inverse = torch.unique(feature * ids.numel() + rank, return_inverse=True)
     distinct = ids.new_empty(pairs.numel()).scatter_(0, inverse, ids)
     starts = torch.searchsorted(pairs, numbers[0] * ids.numel())
     per_key = starts.diff(append=starts.new_full((1,), pairs.numel()))
     reverse = (inverse - starts[feature]).split(counts)
-    keys, sizes = batch.keys(), per_key.tolist()
+
+    keys = batch.keys()
+    sizes = per_key.tolist()
     sent = KeyedJaggedTensor._from_parts(
         keys, distinct, None, per_key.to(batch.lengths().dtype), None, 1, sizes
     )

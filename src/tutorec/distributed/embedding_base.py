@@ -131,6 +131,7 @@ class SplitsAwaitable(Awaitable[Awaitable[CompIn]]):
             context.note_sizes(arrival)
             if arrival.batch_size_per_rank_per_feature is not None:
                 self._ctx.variable_batch_per_feature = True
+
         return self._received(self._ctx, arrivals)
 
 
@@ -277,18 +278,20 @@ class ShardedEmbeddingModule(
         except (ValueError, KeyError, TypeError) as error:
             problem = error
 
-        facts = {
+        description = {
             "tables": ", ".join(config.name for config in configs),
             "qcomm_codecs_registry": str(sorted(codecs.items())),
             "ranks per host": str(self._env.local_size),
             **division_fact(),
         }
         for table in tables:
-            facts |= table.describe()
-            facts[f"table {table.name!r}: requires_grad"] = str(weights[table.name].requires_grad)
+            description |= table.describe()
+            description[f"table {table.name!r}: requires_grad"] = str(
+                weights[table.name].requires_grad
+            )
 
         article = "an" if self._source_name[0] in "AEIOU" else "a"
-        check_agreement(f"sharding {article} {self._source_name}", facts, self._env, problem)
+        check_agreement(f"sharding {article} {self._source_name}", description, self._env, problem)
         return tables
 
     def _build_shardings(self, codecs: Mapping[str, QuantizedCommCodecs]) -> list[S]:
@@ -435,6 +438,7 @@ class ShardedEmbeddingModule(
                 strict=True,
             )
         ]
+
         return self._awaitable(exchanges, self._join, ctx)
 
     @abstractmethod
@@ -506,10 +510,12 @@ class ShardedEmbeddingModule(
         """
         if self._device.type == "meta":
             return
+
         seed = torch.randint(2**31, (1,))
         if (group := self._env.process_group) is not None:
             seed = seed.to(comm.message_device(group))
             comm.broadcast(seed, 0, group, "initial rows")
+
         for local in self.local_shards():
             if local.table.virtual:
                 continue
@@ -594,8 +600,10 @@ class ShardedEmbeddingModule(
                 f"cannot move from {here.device} to {device}, which has another kind of slower "
                 f"memory: shard the unsharded module there, with device=torch.device('{device}')"
             )
+
         for lookup in self._lookups:
             lookup._apply(fn)
+
         super()._apply(fn, recurse)
         for lookup in self._lookups:
             lookup.rebind()
@@ -617,12 +625,12 @@ class ShardedEmbeddingModule(
         except (ValueError, KeyError, TypeError) as error:
             problem = error
 
-        facts = {
+        description = {
             "weighted": str(self._is_weighted),
             "collection": self._title(),
             **division_fact(),
         }
-        check_agreement("the first batch", facts, self._env, problem)
+        check_agreement("the first batch", description, self._env, problem)
         assert arranged is not None, "check_agreement raises where this rank has a problem"
         return arranged
 
@@ -633,6 +641,7 @@ class ShardedEmbeddingModule(
             for dist in self._input_dists:
                 number = comm.number_of_next_exchange(self._env.process_group)
                 dist.identify(number, self._title())
+
         for dist in self._output_dists:
             dist.build()
         self._exchanges_are_built = True
@@ -650,10 +659,11 @@ class ShardedEmbeddingModule(
     def _title(self) -> str:
         """Class and table names, for messages."""
         names = [table.name for table in self._tables]
-        shown = ", ".join(map(repr, names[:3])) + (
+        quoted = ", ".join(map(repr, names[:3])) + (
             f" and {len(names) - 3} more" if len(names) > 3 else ""
         )
-        return f"the {self._source_name} of tables {shown}"
+
+        return f"the {self._source_name} of tables {quoted}"
 
     def _arrange(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """The batch, checked, with its features in the order of the shardings."""
@@ -661,8 +671,10 @@ class ShardedEmbeddingModule(
             features = maybe_td_to_kjt(features, self._feature_names)
             if not isinstance(features, KeyedJaggedTensor):
                 refuse_batch(f"a Sharded{self._source_name}", features)
+
         ctx.features = features
         _check_device(features, self._device)
+
         weighted = self._is_weighted if self._pools else None
         if self._prepare_raw_ids is None:
             features = check_ids(features, self._feature_rows, weighted, self)

@@ -58,11 +58,14 @@ def bucketize_kjt_before_all2all(
     Source:
         TorchRec's ``bucketize_kjt_before_all2all``.
     """
-    strides, ids, lengths = kjt.stride_per_key(), kjt.values(), kjt.lengths()
+    strides = kjt.stride_per_key()
+    ids = kjt.values()
+    lengths = kjt.lengths()
     if block_sizes.numel() != len(strides):
         raise ValueError(
             f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}"
         )
+
     device = ids.device
     bag = torch.arange(lengths.numel(), device=device).repeat_interleave(
         lengths, output_size=ids.numel()
@@ -70,22 +73,25 @@ def bucketize_kjt_before_all2all(
     feature = torch.arange(len(strides), device=device).repeat_interleave(
         torch.tensor(kjt.length_per_key(), device=device)
     )
+
     if block_bucketize_row_pos is None:
         size = block_sizes.to(device, ids.dtype)[feature]
         count = torch.full_like(size, num_buckets)
         if total_num_blocks is not None:
             count = total_num_blocks.to(device, ids.dtype)[feature]
-        of_a_bucket = count // num_buckets
-        rows = (size * of_a_bucket).clamp(min=1)
+        blocks_per_bucket = count // num_buckets
+        rows = (size * blocks_per_bucket).clamp(min=1)
         inside = ids < size * count
-        bucket = torch.where(inside, ids // rows, ids % count // of_a_bucket)
+        bucket = torch.where(inside, ids // rows, ids % count // blocks_per_bucket)
         local = torch.where(inside, ids % rows, ids // count)
     else:
         starts = torch.stack(block_bucketize_row_pos).to(device, ids.dtype)[feature]
         bucket = (ids.unsqueeze(1) >= starts[:, 1:-1]).sum(1)
         local = ids - starts.gather(1, bucket.unsqueeze(1)).squeeze(1)
+
     cell = bucket * lengths.numel() + bag
     order = cell.argsort(stable=True)
+
     weights = kjt.weights_or_none()
     if bucketize_pos:
         weights = (torch.arange(ids.numel(), device=device) - kjt.offsets()[bag]).float()

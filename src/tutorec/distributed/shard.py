@@ -77,8 +77,9 @@ def shard(
     generators = {
         name: entry for name, entry in plan.items() if isinstance(entry, ParameterShardingGenerator)
     }
+
     if generators and len(generators) == len(plan):
-        made = construct_module_sharding_plan(
+        collection_plan = construct_module_sharding_plan(
             module, generators, sharder, env.local_size, env.world_size, device.type
         )
     elif generators:
@@ -87,8 +88,9 @@ def shard(
             "others have entries of a plan: use one of the two for all tables"
         )
     else:
-        made = EmbeddingModuleShardingPlan(plan)
-    return sharder.shard(module, made, env, device)
+        collection_plan = EmbeddingModuleShardingPlan(plan)
+
+    return sharder.shard(module, collection_plan, env, device)
 
 
 def shard_modules(
@@ -152,13 +154,17 @@ def _shard_modules(
     collections = dict(collections_of(module, sharders))
     if plan is None:
         plan = make_plan(module, sharders, env, device, planner)
-    check_plan_fits(plan, {path: part for path, (part, _) in collections.items()})
+    check_plan_fits(plan, {path: collection for path, (collection, _) in collections.items()})
+
     for path in list(collections):
         # Drop the reference, so that the unsharded collection can be freed once it is replaced.
-        part, sharder = collections.pop(path)
+        collection, sharder = collections.pop(path)
         module_plan = plan.get_plan_for_module(path)
         if module_plan is not None:
-            module = replaced(module, part, sharder.shard(part, module_plan, env, device, path))
+            module = replaced(
+                module, collection, sharder.shard(collection, module_plan, env, device, path)
+            )
+
     if init_params and device.type != "meta":
         allocate_dense_parts(module, device, {})
         move_dense_parts(module, device)
@@ -175,11 +181,12 @@ def collections_of(
         sharders: One sharder per class of collections.
     """
     by_type = {sharder.module_type: sharder for sharder in sharders}
-    done: list[str] = []
-    for path, part in module.named_modules():
-        if type(part) in by_type and not any(path.startswith(f"{outer}.") for outer in done):
-            done.append(path)
-            yield path, (part, by_type[type(part)])
+    outermost: list[str] = []
+
+    for path, child in module.named_modules():
+        if type(child) in by_type and not any(path.startswith(f"{outer}.") for outer in outermost):
+            outermost.append(path)
+            yield path, (child, by_type[type(child)])
 
 
 def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
@@ -263,6 +270,7 @@ def make_plan(
         if everyone is not env:
             topology = topology.part(range(env.world_size), env.local_size)
         planner = EmbeddingShardingPlanner(topology)
+
     if everyone.process_group is None:
         return planner.plan(model, list(sharders))
     return planner.collective_plan(model, list(sharders), everyone.process_group)
@@ -303,10 +311,14 @@ def allocate_dense_parts(
     """
     if isinstance(module, ShardedModule | PackedTables):
         return
-    on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
-    buffers_on_meta = [
-        name for name, own in module._buffers.items() if own is not None and own.is_meta
+
+    on_meta = [
+        name for name, tensor in module._parameters.items() if tensor is not None and tensor.is_meta
     ]
+    buffers_on_meta = [
+        name for name, tensor in module._buffers.items() if tensor is not None and tensor.is_meta
+    ]
+
     if on_meta or buffers_on_meta:
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
@@ -315,6 +327,7 @@ def allocate_dense_parts(
                 f"({[*on_meta, *buffers_on_meta]}) and has no values to train with: build it on "
                 "the CPU, or give it a reset_parameters method"
             )
+
         for name in on_meta:
             old = module._parameters[name]
             assert old is not None, "checked above"
@@ -328,6 +341,7 @@ def allocate_dense_parts(
             assert buffer is not None, "checked above"
             module._buffers[name] = torch.zeros_like(buffer, device=device)
         reset()
+
     for child in module.children():
         allocate_dense_parts(child, device, made)
 

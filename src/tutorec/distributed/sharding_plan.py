@@ -91,6 +91,7 @@ class Machine:
                 f"{self.world_size} ranks cannot be divided into hosts of {self.local_size} ranks; "
                 "pass local_size= and world_size= that divide"
             )
+
         if not 0 <= host < hosts:
             raise ValueError(
                 f"host {host} does not exist; the {hosts} hosts are 0 to {hosts - 1}: "
@@ -130,6 +131,7 @@ class ParameterShardingGenerator:
         rows, columns = param.shape
         kernels = sharder.compute_kernels(self.sharding_type.value, device_type)
         machine = Machine(world_size, local_size, device_type)
+
         return self.generate(
             "of this parameter", (rows, columns), machine, _default_kernel(kernels)
         )
@@ -158,6 +160,7 @@ class ParameterShardingGenerator:
                 )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.call} for table {table!r}: {error}") from None
+
         kernel = self.compute_kernel or default_kernel
         return parameter_sharding(self.sharding_type, shards, devices, machine.local_size, kernel)
 
@@ -246,12 +249,15 @@ def row_wise(
             return row_wise_shards(rows, columns, range(machine.world_size), sizes)
 
         return ParameterShardingGenerator(call, ShardingType.ROW_WISE, _kernel(compute_kernel), cut)
+
     if num_buckets is not None:
         raise ValueError(f"row_wise takes sizes or num_buckets={num_buckets}, not both")
-    sizes, given = list(sizes_placement[0]), sizes_placement[1]
-    devices = [given] * len(sizes) if isinstance(given, str) else list(given)
+    sizes = list(sizes_placement[0])
+    placement = sizes_placement[1]
+    devices = [placement] * len(sizes) if isinstance(placement, str) else list(placement)
+
     return ParameterShardingGenerator(
-        f"row_wise(sizes_placement={(sizes, given)})",
+        f"row_wise(sizes_placement={(sizes, placement)})",
         ShardingType.ROW_WISE,
         _kernel(compute_kernel),
         lambda rows, columns, machine: row_wise_shards(rows, columns, range(len(sizes)), sizes),
@@ -281,10 +287,11 @@ def column_wise(
         >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
     """
-    given = {"ranks": ranks, "size_per_rank": size_per_rank}
+    passed = {"ranks": ranks, "size_per_rank": size_per_rank}
     arguments = ", ".join(
-        f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None
+        f"{name}={list(numbers)}" for name, numbers in passed.items() if numbers is not None
     )
+
     sizes = list(size_per_rank) if size_per_rank is not None else None
     if sizes is not None and not all(map(is_int, sizes)):
         raise TypeError(f"size_per_rank lists whole numbers of columns, got {sizes}")
@@ -487,6 +494,7 @@ def construct_module_sharding_plan(
             f"{{{next(iter(parameters), 'table')!r}: row_wise(), ...}}, or apply_to_all(module, "
             "row_wise())"
         )
+
     missing = [name for name in parameters if name not in per_param_sharding]
     surplus = [name for name in per_param_sharding if name not in parameters]
     if missing or surplus:
@@ -494,12 +502,14 @@ def construct_module_sharding_plan(
             f"per_param_sharding must name each table of the module once: missing {missing}, "
             f"unknown {surplus}; its tables are {list(parameters)}"
         )
+
     group = comm.default_group()
     if world_size is None:
         world_size = group.size() if group is not None else 1
     if local_size is None:
         local_size = local_world_size() or world_size
     machine = Machine(world_size, local_size, _device_type(device_type))
+
     plan = EmbeddingModuleShardingPlan()
     for name, parameter in parameters.items():
         rows, columns = parameter.shape
@@ -513,6 +523,7 @@ def construct_module_sharding_plan(
             plan[name] = generator(parameter, local_size, world_size, machine.device_type, sharder)
         else:
             raise TypeError(f"table {name!r} is given {_shown(generator)}: {_REMEDY}")
+
     return plan
 
 
@@ -669,10 +680,11 @@ def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:
     if not holders:
         raise ValueError(f"it names no {what}to hold the columns; name at least one")
     if columns % len(holders):
-        fitting = max(parts for parts in range(1, len(holders) + 1) if columns % parts == 0)
+        fitting = max(count for count in range(1, len(holders) + 1) if columns % count == 0)
         raise ValueError(
             f"its {columns} columns do not divide by {len(holders)} {what}; {fitting} of them "
             f"would do, {holders[:fitting]}, or column_wise(ranks, size_per_rank=[...]) with a "
             "width for each rank"
         )
+
     return [columns // len(holders)] * len(holders)

@@ -87,6 +87,7 @@ def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
     renamed = {prefix + key: state_dict[key] for key in sorted(state_dict)}
     state_dict.clear()
     state_dict.update(renamed)
+
     metadata = state_dict.get("_metadata")
     if metadata is not None:
         for key in [key for key in metadata if key]:
@@ -111,7 +112,7 @@ def get_unsharded_module_names(model: nn.Module) -> list[str]:
 
 
 def _holds_sharded(module: nn.Module) -> bool:
-    return any(isinstance(part, ShardedModule) for part in module.modules())
+    return any(isinstance(child, ShardedModule) for child in module.modules())
 
 
 def copy_to_device(
@@ -176,11 +177,12 @@ def merge_fused_params(
         >>> merge_fused_params({"learning_rate": 0.1, "eps": 1e-8}, {"lr": 0.5})
         {'learning_rate': 0.5, 'eps': 1e-08}
     """
-    of_table = {
+    table_params = {
         "learning_rate" if key == "lr" else key: value
         for key, value in (param_fused_params or {}).items()
     }
-    return {**copy.deepcopy(dict(fused_params or {})), **of_table}
+
+    return {**copy.deepcopy(dict(fused_params or {})), **table_params}
 
 
 def add_params_from_parameter_sharding(
@@ -215,8 +217,8 @@ def convert_to_fbgemm_types(fused_params: dict[str, Any]) -> dict[str, Any]:
     """
     for key in ("cache_precision", "weights_precision", "output_dtype"):
         if isinstance(fused_params.get(key), DataType):
-            kinds = fbgemm_module("fbgemm_gpu.split_embedding_configs").SparseType
-            fused_params[key] = kinds[fused_params[key].name]
+            sparse_types = fbgemm_module("fbgemm_gpu.split_embedding_configs").SparseType
+            fused_params[key] = sparse_types[fused_params[key].name]
     return fused_params
 
 
@@ -232,7 +234,8 @@ def init_parameters(module: nn.Module, device: torch.device) -> None:
     drawn = any(parameter.is_meta for parameter in module.parameters())
     if all(parameter.device == device for parameter in module.parameters()):
         return
+
     module.to_empty(device=device) if drawn else module.to(device)
-    for part in module.modules() if drawn else ():
-        if callable(reset := getattr(part, "reset_parameters", None)):
+    for child in module.modules() if drawn else ():
+        if callable(reset := getattr(child, "reset_parameters", None)):
             reset()
