@@ -386,7 +386,7 @@ def draw_batch(
         tables: The tables.
         samples: B.
         number: Which of the batches.
-        device: Where it lies.
+        device: Its device.
     """
     draw = torch.Generator().manual_seed(number)
     ids = [

@@ -92,6 +92,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients are sent as one "
                 f"of {[*_COMPRESSION]}, or unchanged (None)"
             )
+
         self._options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
             # DDP searches for unused parameters only if the graph may change.
@@ -121,12 +122,14 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         if not dense:
             return
         first = next(iter(dense))
+
         if env.process_group is None:
             raise ValueError(
                 "DistributedDataParallel needs a process group for the dense parameters "
                 f"({first!r} and {len(dense) - 1} more), and this ShardingEnv has none: use "
                 "ShardingEnv.from_process_group, or init_data_parallel=False"
             )
+
         unmade = [name for name, parameter in dense.items() if parameter.is_meta]
         if unmade:
             raise ValueError(
@@ -134,6 +137,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 "and have no values: leave init_parameters=True, or allocate and fill them before "
                 "init_data_parallel()"
             )
+
         stepped = [name for name, _ in in_backward_optimizer_filter(dense.items(), include=True)]
         if stepped:
             raise ValueError(
@@ -142,6 +146,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 "apply_optimizer_in_backward to the tables that the plan shards, and give the "
                 "dense parameters an ordinary optimizer"
             )
+
         if (
             self._precision == "bf16"
             and (carrier := backend_for(env.process_group, device.type)) != "nccl"
@@ -150,6 +155,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 f"allreduce_comm_precision='bf16' needs NCCL, and {carrier} carries the gradients "
                 f"of {device.type}: use 'fp16'"
             )
+
         # DDP reads this attribute of the module that it wraps.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))
         wrapped = DistributedDataParallel(
@@ -182,16 +188,16 @@ def _summing(averages: Callable[..., Any], world_size: int) -> Callable[..., Any
 
 def sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any]]]:
     """(path, module) of every sharded module in a model, each once."""
-    for path, part in module.named_modules():
-        if isinstance(part, ShardedModule):
-            yield path, part
+    for path, child in module.named_modules():
+        if isinstance(child, ShardedModule):
+            yield path, child
 
 
 def sharded_parameter_names(module: nn.Module) -> set[str]:
     """Names of all parameters and buffers inside sharded modules, including nested ones."""
     return {
         f"{path}.{name}" if path else name
-        for path, part in sharded_parts(module)
-        for names in (part.named_parameters(), part.named_buffers())
+        for path, child in sharded_parts(module)
+        for names in (child.named_parameters(), child.named_buffers())
         for name, _ in names
     }

@@ -195,7 +195,7 @@ class ShardedEmbeddingModule(
     _awaitable: ClassVar[type[ResultAwaitable]] = ResultAwaitable
     _sharding_context: ClassVar[type[EmbeddingShardingContext]] = EmbeddingShardingContext
 
-    # What a subclass says of its collection: the path of the tables in the module, whether their
+    # A subclass describes its collection: the path of the tables in the module, whether their
     # rows are pooled, and the class that builds the tables of each sharding type.
     _tables_path: ClassVar[str]
     _pools: ClassVar[bool]

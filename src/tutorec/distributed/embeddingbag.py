@@ -114,8 +114,8 @@ class PooledOutputs:
         flat_outputs = []
         for output, widths in zip(outputs, self._widths, strict=True):
             if output.dim() > 1:
-                # Replicated tables are looked up locally: nothing tells them that another rank's
-                # batch is variable.
+                # Replicated tables are looked up locally, without an exchange that shows whether
+                # another rank's batch is variable.
                 blocks = output.split(widths, dim=1)
                 output = torch.cat([block.reshape(-1) for block in blocks])
             flat_outputs.append(output)

@@ -103,45 +103,49 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         ... ).kind
         'rowwise_adagrad'
     """
-    given = {
+    options = {
         key: value
         for key, value in (fused_params or {}).items()
         if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)
     }
-    if "output_dtype" in given and not is_fp32(output := given.pop("output_dtype")):
+    if "output_dtype" in options and not is_fp32(output := options.pop("output_dtype")):
         raise ValueError(
             f"fused_params: output_dtype={output} is not what rows leave sharded tables in, "
             "DataType.FP32; leave it out: get_qcomm_codecs_registry narrows what travels between "
             "ranks"
         )
-    unknown = sorted(str(key) for key in given if key not in _KEYS)
+
+    unknown = sorted(str(key) for key in options if key not in _KEYS)
     if unknown:
         raise ValueError(
             f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}"
         )
-    if "lr" in given:
-        if "learning_rate" in given:
+
+    if "lr" in options:
+        if "learning_rate" in options:
             raise ValueError(
                 "fused_params names the learning rate twice: "
-                f"learning_rate={given['learning_rate']} and lr={given['lr']}; keep one"
+                f"learning_rate={options['learning_rate']} and lr={options['lr']}; keep one"
             )
-        given["learning_rate"] = given.pop("lr")
-    kind = _kind(given.pop("optimizer", "exact_sgd"))
-    if given.pop("gradient_clipping", False):
-        given.setdefault("max_gradient", 1.0)
-    elif "max_gradient" in given:
+        options["learning_rate"] = options.pop("lr")
+
+    optimizer_type = _kind(options.pop("optimizer", "exact_sgd"))
+    if options.pop("gradient_clipping", False):
+        options.setdefault("max_gradient", 1.0)
+    elif "max_gradient" in options:
         raise ValueError(
-            f"fused_params: max_gradient={given['max_gradient']} has no effect without "
+            f"fused_params: max_gradient={options['max_gradient']} has no effect without "
             "gradient_clipping=True"
         )
-    rounding = bool(given.pop("stochastic_rounding", False))
-    for name, number in given.items():
+    rounding = bool(options.pop("stochastic_rounding", False))
+    for name, number in options.items():
         if not isinstance(number, int | float):
             raise TypeError(
                 f"fused_params: {name}={number!r} is a {type(number).__name__}, not a number"
             )
-    numbers = {name: float(number) for name, number in given.items()}
-    return OptimizerSpec(kind, **numbers, stochastic_rounding=rounding)
+
+    numbers = {name: float(number) for name, number in options.items()}
+    return OptimizerSpec(optimizer_type, **numbers, stochastic_rounding=rounding)
 
 
 def names_optimizer(fused_params: Mapping[str, Any] | None) -> bool:
@@ -168,35 +172,40 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
     classes = getattr(parameter, "_optimizer_classes", ())
     if not classes:
         return None
+
     if len(classes) > 1:
         names = [optimizer.__name__ for optimizer in classes]
         raise ValueError(f"table {name!r} has several optimizers in backward, {names}: apply one")
-    (optimizer,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", ({},))
+    (optimizer,) = classes
+    (arguments,) = getattr(parameter, "_optimizer_kwargs", ({},))
     if optimizer not in _IN_BACKWARD:
-        known = ", ".join(each.__name__ for each in _IN_BACKWARD)
+        known = ", ".join(known_class.__name__ for known_class in _IN_BACKWARD)
         raise ValueError(
             f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded "
             f"tables; use one of {known}"
         )
+
     defaults, neutral = _IN_BACKWARD[optimizer]
-    given = {**defaults, **{key: value for key, value in arguments.items() if key not in _MANNER}}
+    options = {**defaults, **{key: value for key, value in arguments.items() if key not in _MANNER}}
     for key, value in neutral.items():
         # Fused Adam uses another weight decay: see _IN_BACKWARD.
-        if given.pop(key, value) != value:
+        if options.pop(key, value) != value:
             remedy = "use AdamW, whose decay it has" if key == "weight_decay" else "leave it out"
             raise ValueError(
                 f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has "
                 f"no fused form for sharded tables; {remedy}"
             )
+
     # The learning rate may have been changed since, by hand or by a schedule.
     for live in getattr(parameter, "_in_backward_optimizers", ()):
-        given["lr"] = check_rate(
+        options["lr"] = check_rate(
             live.param_groups[0]["lr"], f"table {name!r}: {optimizer.__name__} in backward"
         )
-    if "betas" in given:
-        given["beta1"], given["beta2"] = given.pop("betas")
+    if "betas" in options:
+        options["beta1"], options["beta2"] = options.pop("betas")
+
     try:
-        return optimizer_spec(given)
+        return optimizer_spec(options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"table {name!r}: {optimizer.__name__} in backward: {error}") from None
 
@@ -212,7 +221,7 @@ def emb_optim_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType
         'EXACT_ROWWISE_ADAGRAD'
     """
     if optimizer_class not in _IN_BACKWARD:
-        known = ", ".join(each.__name__ for each in _IN_BACKWARD)
+        known = ", ".join(known_class.__name__ for known_class in _IN_BACKWARD)
         raise ValueError(f"Cannot cast {optimizer_class} to an EmbOptimType; use one of {known}")
     return EmbOptimType(_IN_BACKWARD[optimizer_class][0]["optimizer"])
 
@@ -220,10 +229,10 @@ def emb_optim_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType
 def _kind(optimizer: Any) -> OptimizerKind:
     # fbgemm's enum is recognized by its values, so that fbgemm need not be imported.
     value = getattr(optimizer, "value", optimizer)
-    kind = _KINDS.get(value) if isinstance(value, str) else None
-    if kind is None:
+    optimizer_type = _KINDS.get(value) if isinstance(value, str) else None
+    if optimizer_type is None:
         raise ValueError(
             f"fused_params names the optimizer {value!r}, which has no fused form here: use one of "
             f"{', '.join(map(repr, _KINDS))} (EmbOptimType.EXACT_SGD, ...)"
         )
-    return kind
+    return optimizer_type

@@ -35,20 +35,21 @@ class NormOverRanks:
 
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self._group = env.group_for("the norm of sharded gradients") if env.world_size > 1 else None
-        parts: list[Any] = [
-            part for _, part in sharded_parts(model) if hasattr(part, "local_shards")
+        collections: list[Any] = [
+            child for _, child in sharded_parts(model) if hasattr(child, "local_shards")
         ]
+
         # A rank without gradients has a zero on the CPU, for which another backend than the other
         # ranks' would be used.
         self._device = next((parameter.device for parameter in model.parameters()), None)
-        self._device = next((part._device for part in parts), self._device)
+        self._device = next((child._device for child in collections), self._device)
         # Referenced so that no other object gets the id of a deleted one.
         self._sharded: dict[int, Tensor] = {
             id(rows): rows
-            for part in parts
-            for held in part.local_shards()
-            if held.table.sharding_type is not ShardingType.DATA_PARALLEL
-            for rows in held.rows
+            for child in collections
+            for shards in child.local_shards()
+            if shards.table.sharding_type is not ShardingType.DATA_PARALLEL
+            for rows in shards.rows
         }
 
     def is_sharded(self, parameter: Tensor) -> bool:
@@ -59,8 +60,8 @@ class NormOverRanks:
         """The sum or maximum over ranks of ``part []``, with the same bits on all ranks."""
         if self._group is None:
             return part
-        mine = part.detach().to(self._device).view(1).contiguous()
-        every = comm.all_gather(mine, [1] * self._group.size(), self._group, _STAGE).wait()
+        own = part.detach().to(self._device).view(1).contiguous()
+        every = comm.all_gather(own, [1] * self._group.size(), self._group, _STAGE).wait()
         return torch.amax(every) if largest else every.sum()
 
 

@@ -67,6 +67,7 @@ def hit_rate(
         raise ValueError(f"hit_rate: probabilities must not be negative or all 0; sum {total:g}")
     if slots >= float(rows.sum()):
         return 1.0
+
     uses = probabilities.double() * (ids / total)
     used = -torch.expm1(-uses)
     if algorithm == "lfu":
@@ -148,7 +149,7 @@ class RowPopularity(CacheStatistics):
             >>> round(law.hit_rate(0.1), 2)
             0.74
         """
-        made = cls(torch.ones(1), ids, algorithm)
+        result = cls(torch.ones(1), ids, algorithm)
         # Rows whose ranks differ by less than one percent count as equally popular.
         edges = (
             torch.logspace(0, log10(rows + 1), ceil(100 * log(rows + 1)) + 2, dtype=torch.float64)
@@ -156,9 +157,10 @@ class RowPopularity(CacheStatistics):
             .unique()
         )
         edges[-1] = rows + 1
-        made._rows = edges.diff()
-        made._counts = ((edges[:-1] + edges[1:] - 1) / 2) ** -exponent
-        return made
+
+        result._rows = edges.diff()
+        result._counts = ((edges[:-1] + edges[1:] - 1) / 2) ** -exponent
+        return result
 
     def hit_rate(self, clf: float) -> float:
         """Fraction of the ids of a batch that hit a cache of the fraction ``clf`` of the rows.

@@ -57,7 +57,8 @@ class ManagedCollisionEmbeddingBagCollectionSharder(
         mc_sharder: Shards the mappings.
         fused_params: The optimizer that runs inside backward, as of
             `EmbeddingBagCollectionSharder`.
-        qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
+        qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent; float32
+            by default.
 
     Source:
         TorchRec's

@@ -5,7 +5,7 @@ A raw id is sent once, to the rank that may give it a row; there it is remapped 
     my samples, raw ids          KJT [F x B]
       | input_dist    raw ids travel to the rank that owns their table or bucket    (all-to-all)
     every sample, my buckets     KJT [F_mine x W*B]
-      | remap         observe the ids, update the mapping when due; reassigned rows are reset
+      | remap         observe the ids, update the mapping at its interval; reassigned rows are reset
     every sample, my rows        KJT [F_mine x W*B]
       | lookup, output_dist      as of the collection of tables
       | output_dist of rows      with return_remapped_features=True: 4 bytes an id      (all-to-all)
@@ -178,7 +178,7 @@ class ShardedManagedCollisionCollection(nn.Module):
 
     Attributes:
         mappings: Those of all tables, in the order in which the shardings take them.
-        has_ids: Whether ids had rows before it was sharded, which may lie on other ranks than the
+        has_ids: Whether ids had rows before it was sharded, which may be on other ranks than the
             ids' owners.
         slot_keys: The feature of each slot of this rank, for each sharding.
 

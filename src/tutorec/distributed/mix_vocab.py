@@ -38,7 +38,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd.devices import device as own_device
 
 Mode = Literal["sum", "mean", "max"]
-_TABLE, _FEATURE = "all_rows", "all_ids"
+_TABLE = "all_rows"
+_FEATURE = "all_ids"
 
 
 class ParallelMixVocabEmbeddingBag(nn.Module):
@@ -90,10 +91,12 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         fused_params: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        rows = [int(each) for each in embeddings_per_feat]
+        rows = [int(count) for count in embeddings_per_feat]
         _check(rows, mode, weight)
-        self._mode, self._features = mode, [f"feature_{number}" for number in range(len(rows))]
+        self._mode = mode
+        self._features = [f"feature_{number}" for number in range(len(rows))]
         self._feature_rows = [*zip(self._features, self._features, rows, strict=True)]
+
         device = torch.device(device) if device is not None else own_device()
         self.register_buffer(
             "starts", torch.tensor([0, *accumulate(rows[:-1])], device=device), persistent=False
@@ -102,9 +105,10 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         kernel = (
             EmbeddingComputeKernel.DENSE if fused_params is None else EmbeddingComputeKernel.FUSED
         )
-        pieces = row_wise_shards(sum(rows), embedding_dim, range(env.world_size))
+
+        shards = row_wise_shards(sum(rows), embedding_dim, range(env.world_size))
         entry = parameter_sharding(
-            ShardingType.ROW_WISE, pieces, device.type, env.local_size, kernel
+            ShardingType.ROW_WISE, shards, device.type, env.local_size, kernel
         )
         plan = EmbeddingModuleShardingPlan({_TABLE: entry})
         config: dict[str, Any] = {
@@ -114,6 +118,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
             "feature_names": [_FEATURE],
             "init_fn": None if weight is None else lambda _: weight,
         }
+
         # The unsharded collection is on the meta device: each rank allocates its own rows only.
         meta = torch.device("meta")
         if mode == "max":
@@ -138,6 +143,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         """
         check_id_columns(x, len(self._features))
         samples, features = x.shape
+
         # Checked before offsets are added: an id too large for its feature is a row of the next
         # feature.
         ones = torch.ones(x.numel(), dtype=torch.int64, device=x.device)
@@ -145,6 +151,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
             KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows
         )
         x = checked.values().view(features, samples).t()
+
         lengths = torch.full((samples,), features, device=x.device)
         embeddings = self.collection(
             KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths)

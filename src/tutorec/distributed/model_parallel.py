@@ -66,7 +66,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     Who trains a table does not depend on plan, ranks or machine: the optimizer that
     ``apply_optimizer_in_backward`` or the sharder's ``fused_params`` name, in backward. Where
     neither does, it is SGD with a learning rate of 0.01, and a warning names the tables. A table
-    with ``compute_kernel="dense"``, which only the caller asks for, is left to the caller's
+    with ``compute_kernel="dense"``, which the caller alone requests, is left to the caller's
     optimizer.
 
     Args:
@@ -111,18 +111,22 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         _check_wrapped_once(module)
         self._env = env if env is not None else default_env("DistributedModelParallel")
         self.device = usable_device(device, {})
+
         sharders = _checked_sharders(sharders) if sharders is not None else get_default_sharders()
         shardable = dict(collections_of(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         _say_what_is_not_sharded(self._plan, shardable, self._env)
+
         self._wrapper = (
             data_parallel_wrapper
             if data_parallel_wrapper is not None
             else DefaultDataParallelWrapper()
         )
         self._dense_env = self._env  # the ranks that share the dense layers
-        self._ddp_is_built, self._divides = False, get_gradient_division()
+        self._ddp_is_built = False
+        self._divides = get_gradient_division()
+
         for path in list(shardable):
             # Drop the reference, so that the unsharded collection can be freed once it is replaced.
             collection, sharder = shardable.pop(path)
@@ -133,12 +137,14 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                     collection,
                     sharder.shard(collection, module_plan, self._env, self.device, path),
                 )
+
         if init_parameters:
             allocate_dense_parts(module, self.device, {})
         move_dense_parts(module, self.device)
         self._dmp_wrapped_module: nn.Module = module
         self._optimizer = _fused_optimizer(module)
         follow_steps(self)
+
         self.register_load_state_dict_pre_hook(_insert_wrapped_path)
         if init_data_parallel:
             self.init_data_parallel()
@@ -155,6 +161,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                 "this DistributedModelParallel is on the meta device: its tables have shapes and "
                 "no rows to look up; build it with device=torch.device('cpu') to use it"
             )
+
         if self._ddp_is_built and get_gradient_division() is not self._divides:
             was, now = ("mean", "sum") if self._divides else ("sum", "mean")
             raise ValueError(
@@ -162,6 +169,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                 f"built, and set_gradient_division asks for the {now} now: call it before "
                 "DistributedModelParallel"
             )
+
         return self._dmp_wrapped_module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -214,8 +222,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """
         memo: dict[int, Any] = {id(env): env for env in (self._env, self._dense_env)}
         memo[id(self._dmp_wrapped_module)] = copy.deepcopy(self.module, memo)
+
         twin = copy.deepcopy(self, memo)
-        twin.device, twin._ddp_is_built = device, False
+        twin.device = device
+        twin._ddp_is_built = False
         return twin._apply(lambda held: held.to(device) if held.device == self.device else held)
 
     # Names are those of the unsharded model, whatever wraps it here.
@@ -241,18 +251,18 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     @staticmethod
     def _sharded_parameter_names(module: nn.Module, prefix: str = "") -> Iterator[str]:
         """Names of sharded parameters; TorchRec's tests exclude them from the dense optimizer."""
-        for path, part in get_unwrapped_module(module).named_modules(prefix=prefix):
-            if isinstance(part, ShardedEmbeddingModule):
-                yield from part.sharded_parameter_names(path)
+        for path, child in get_unwrapped_module(module).named_modules(prefix=prefix):
+            if isinstance(child, ShardedEmbeddingModule):
+                yield from child.sharded_parameter_names(path)
 
     def sparse_grad_parameter_names(
         self, destination: list[str] | None = None, prefix: str = ""
     ) -> list[str]:
         """Append the names of torch embeddings with sparse gradients to ``destination``."""
         names = [] if destination is None else destination
-        for path, part in self.module.named_modules():
-            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-                names.append(".".join(each for each in (prefix, path, "weight") if each))
+        for path, child in self.module.named_modules():
+            if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+                names.append(".".join(name for name in (prefix, path, "weight") if name))
         return names
 
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -277,18 +287,20 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             ValueError: A conversion would change numbers, other than by rounding; or as raised by
                 the module.
         """
-        wanted = {
+        selected = {
             name.removeprefix(prefix): value
             for name, value in state_dict.items()
             if name.startswith(prefix)
         }
-        for name, own in chain(self.named_parameters(), self.named_buffers()):
-            loaded = wanted.get(name)
+
+        for name, tensor in chain(self.named_parameters(), self.named_buffers()):
+            loaded = selected.get(name)
             if isinstance(loaded, torch.Tensor) and not is_sharded(loaded):
-                problem = value_problem(repr(name), own.dtype, loaded)
+                problem = value_problem(repr(name), tensor.dtype, loaded)
                 if problem is not None:
                     raise ValueError(problem)
-        return self.module.load_state_dict(wanted, strict)
+
+        return self.module.load_state_dict(selected, strict)
 
 
 class DMPCollection(DistributedModelParallel):
@@ -360,7 +372,7 @@ class DMPCollection(DistributedModelParallel):
         custom_all_reduce: AllReduce | None = None,
     ) -> None:
         everyone = ShardingEnv.from_process_group(global_pg)
-        facts = {
+        arguments = {
             "world_size": str(world_size),
             "sharding_group_size": str(sharding_group_size),
             "use_inter_host_allreduce": str(use_inter_host_allreduce),
@@ -368,25 +380,35 @@ class DMPCollection(DistributedModelParallel):
             if plan is None
             else f"{zlib.crc32(str(plan).encode()):08x}",
         }
-        check_agreement("DMPCollection", facts, everyone, _bad_world_size(world_size, everyone))
+        check_agreement("DMPCollection", arguments, everyone, _bad_world_size(world_size, everyone))
+
         groups = ReplicaGroups.of(global_pg, sharding_group_size, use_inter_host_allreduce)
         env = ShardingEnv(
             sharding_group_size, groups.sharding.rank(), groups.sharding, local_size=node_group_size
         )
+
         if plan is None:
-            makers = _checked_sharders(sharders) if sharders is not None else get_default_sharders()
-            plan = make_plan(module, makers, env, usable_device(device, {}), everyone=everyone)
+            plan_sharders = (
+                _checked_sharders(sharders) if sharders is not None else get_default_sharders()
+            )
+            plan = make_plan(
+                module, plan_sharders, env, usable_device(device, {}), everyone=everyone
+            )
         super().__init__(
             module, env, device, plan, sharders, False, init_parameters, data_parallel_wrapper
         )
-        self._dense_env, self._groups, self._all_reduce = everyone, groups, custom_all_reduce
-        parts = [
-            part
-            for _, part in sharded_parts(self.module)
-            if isinstance(part, ShardedEmbeddingModule)
+
+        self._dense_env = everyone
+        self._groups = groups
+        self._all_reduce = custom_all_reduce
+        collections = [
+            child
+            for _, child in sharded_parts(self.module)
+            if isinstance(child, ShardedEmbeddingModule)
         ]
+
         _check_no_mappings(self.module)
-        self._replicas = ReplicaMean(parts, groups.replica)
+        self._replicas = ReplicaMean(collections, groups.replica)
         if self.device.type != "meta":
             self._replicas.spread()
         if init_data_parallel:
@@ -434,7 +456,11 @@ class DMPCollection(DistributedModelParallel):
                 between replicas, and clipping by different norms would make the dense layers
                 diverge.
         """
-        tables = [held.table for part in self._replicas.parts for held in part.local_shards()]
+        tables = [
+            shards.table
+            for collection in self._replicas.parts
+            for shards in collection.local_shards()
+        ]
         if dense := [
             table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE
         ]:
@@ -442,6 +468,7 @@ class DMPCollection(DistributedModelParallel):
                 f"the gradient of table {dense[0]!r} differs between replicas, and clipping needs "
                 "one norm on all ranks: give it compute_kernel='fused', or clip dense parts alone"
             )
+
         return super().reduce_norm()
 
 
@@ -512,8 +539,8 @@ def _check_no_mappings(module: nn.Module) -> None:
     Raises:
         ValueError: A collection remaps ids.
     """
-    for path, part in module.named_modules():
-        if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
+    for path, child in module.named_modules():
+        if isinstance(child, BaseShardedManagedCollisionEmbeddingCollection):
             raise ValueError(
                 f"module {path!r} remaps ids, by a mapping of its own in each replica, and a mean "
                 "over replicas would mix rows of different ids: use DistributedModelParallel"
@@ -526,11 +553,11 @@ def _check_wrapped_once(module: nn.Module) -> None:
     Raises:
         ValueError: A DistributedModelParallel was found.
     """
-    for path, part in module.named_modules():
-        if isinstance(part, DistributedModelParallel):
-            what = f"module {path!r}" if path else "the module"
+    for path, child in module.named_modules():
+        if isinstance(child, DistributedModelParallel):
+            subject = f"module {path!r}" if path else "the module"
             raise ValueError(
-                f"{what} is already a DistributedModelParallel: wrap the whole model once, "
+                f"{subject} is already a DistributedModelParallel: wrap the whole model once, "
                 "before any part of it"
             )
 
@@ -540,9 +567,9 @@ def _fused_optimizer(module: nn.Module) -> CombinedOptimizer:
     return CombinedOptimizer(
         [
             (f"{path}.{key}".strip("."), optimizer)
-            for path, part in sharded_parts(module)
-            if isinstance(part, FusedOptimizerModule)
-            for key, optimizer in _optimizers_of(part)
+            for path, child in sharded_parts(module)
+            if isinstance(child, FusedOptimizerModule)
+            for key, optimizer in _optimizers_of(child)
         ]
     )
 
@@ -560,12 +587,12 @@ def _agreed_plan(
 ) -> ShardingPlan:
     """Check that the plan fits the model and that all ranks shard the same modules."""
     problem: Exception | None = None
-    facts: dict[str, str] = {}
+    description: dict[str, str] = {}
     try:
         check_plan_fits(plan, {path: collection for path, (collection, _) in shardable.items()})
         sharded = [path for path in shardable if path in plan.plan]
-        facts |= {"collections that the plan shards": str(sharded), **division_fact()}
-        facts |= {
+        description |= {"collections that the plan shards": str(sharded), **division_fact()}
+        description |= {
             f"parameter {name!r}: shape": "not known yet"
             if is_lazy(parameter)
             else str(list(parameter.shape))
@@ -574,7 +601,8 @@ def _agreed_plan(
         }
     except (ValueError, TypeError) as error:
         problem = error
-    check_agreement("DistributedModelParallel", facts, env, problem)
+
+    check_agreement("DistributedModelParallel", description, env, problem)
     return plan
 
 
@@ -612,6 +640,7 @@ def _given_or_made(
             "collections to their plans: plan=ShardingPlan({'path.in.the.model': "
             "construct_module_sharding_plan(...)})"
         )
+
     check_agreement(
         "DistributedModelParallel", {"a plan is given": str(plan is not None)}, env, problem
     )

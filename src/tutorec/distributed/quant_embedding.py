@@ -57,8 +57,8 @@ def rows_of_features(
         >>> [len(rows) for rows in rows_of_features(torch.zeros(3, 2), batch, 0, 2)]
         [1, 2]
     """
-    pieces: list[Tensor] = rows.split_with_sizes(features.length_per_key()[first : first + count])  # pyright: ignore[reportAssignmentType]
-    return pieces
+    slices: list[Tensor] = rows.split_with_sizes(features.length_per_key()[first : first + count])  # pyright: ignore[reportAssignmentType]
+    return slices
 
 
 class ShardedQuantEcInputDist(ShardedQuantEbcInputDist):
@@ -100,7 +100,8 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             "EmbeddingCollection", "embeddings", configs, module, False, module.output_dtype()
         )
         super().__init__(source, table_name_to_parameter_sharding, env, device)
-        self._configs, self._need_indices = configs, module.need_indices()
+        self._configs = configs
+        self._need_indices = module.need_indices()
         self._input_dist_module = ShardedQuantEcInputDist(self._asked)
         self._feature_of = {
             key: feature
@@ -121,6 +122,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             features = check_ids(features, self._feature_rows)
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
             return self._input_dist_module.forward(ctx.features, ctx)
+
         ctx.features = features = self._checked(features)
         return self._input_dist_module.forward(_one_list_each(self._order.arrange(features)), ctx)
 
@@ -135,11 +137,14 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Collect the rows under the names of the unsharded module."""
         by_name: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
-        for sharding, rows, own in zip(self._asked, output, ctx, strict=True):
-            for pieces, part, first, of_call in sharding.rows_home(rows, own, self._output_device):
-                every = rows_of_features(of_call, part, first, len(pieces))
-                for position, piece in enumerate(pieces):
-                    by_name[piece.key].append((piece.offset, every[position]))
+        for sharding, rows, context in zip(self._asked, output, ctx, strict=True):
+            for slots, batch, first, call_rows in sharding.rows_home(
+                rows, context, self._output_device
+            ):
+                every = rows_of_features(call_rows, batch, first, len(slots))
+                for position, slot in enumerate(slots):
+                    by_name[slot.key].append((slot.offset, every[position]))
+
         traced = is_fx_symbolic_tracing()
         lists = on_device(ctx.features, self._output_device).to_dict()
         results: dict[str, JaggedTensor] = {}
@@ -151,6 +156,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             results[name] = jagged_from_parts(
                 rows, indices, ids.lengths(), None if traced else ids.offsets()
             )
+
         return results if traced else samples_of_lists(results, ctx.features, self._feature_of)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -95,9 +95,9 @@ class ShardedQuantEbcInputDist(nn.Module):
         """Features of all shardings, concatenated -> a batch per sharding and device."""
         if not self._shardings:
             return []
-        parts = [features] if len(self._counts) == 1 else features.split(self._counts)
+        batches = [features] if len(self._counts) == 1 else features.split(self._counts)
         return [
-            sharding.dist(parts[index], ctx[index])
+            sharding.dist(batches[index], ctx[index])
             for index, sharding in enumerate(self._shardings)
         ]
 
@@ -142,15 +142,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             module.output_dtype(),
         )
         super().__init__(source, table_name_to_parameter_sharding, env, device)
+
         self._configs = configs
         self._input_dist_module = ShardedQuantEbcInputDist(self._asked)
         self._keys = [key for table in self._tables for key in table.output_keys]
         self._result_features = [feature for table in self._tables for feature in table.features]
-        arriving = [piece for sharding in self._asked for call in sharding.calls for piece in call]
+        arriving = [slot for sharding in self._asked for call in sharding.calls for slot in call]
         self._columns = ColumnOrder(arriving, wanted=self._keys)
-        whole = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
+        unsplit = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
         # In a list, so that it is not registered as a submodule a second time.
-        self._alone = self._asked[0].lookups if whole and len(self._asked[0].lookups) == 1 else []
+        self._alone = self._asked[0].lookups if unsplit and len(self._asked[0].lookups) == 1 else []
 
     _lookup_of = InferGroupedPooledEmbeddingsLookup
 
@@ -165,6 +166,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             features = check_ids(features, self._feature_rows)
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
             return self._input_dist_module.forward(ctx.features, ctx)
+
         ctx.features = features = self._checked(features)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             ctx.of_lists = True
@@ -191,13 +193,15 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             or features.inverse_indices_or_none() is not None
         ):
             return self._run(features)
+
         features = check_ids(features, self._feature_rows, self._is_weighted, self)
         pooled = lookup.forward(self._order.arrange(features))
         return self._keyed(pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1))
 
     def _keyed(self, pooled: Any) -> KeyedTensor:
         """Columns in the order of the shardings -> the result."""
-        widths, traced = self._columns.length_per_key, is_fx_symbolic_tracing()
+        widths = self._columns.length_per_key
+        traced = is_fx_symbolic_tracing()
         pooled = self._columns.arrange(pooled)
         if traced:
             return KeyedTensor(self._keys, widths, pooled)
@@ -209,28 +213,32 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             return KeyedTensor(
                 [], [], no_columns(ctx.features, self._output_dtype).to(self._output_device)
             )
-        parts = [
-            sharding.gather(pooled, own, self._output_device)
-            for sharding, pooled, own in zip(self._asked, output, ctx, strict=True)
+
+        columns = [
+            sharding.gather(pooled, context, self._output_device)
+            for sharding, pooled, context in zip(self._asked, output, ctx, strict=True)
         ]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        joined = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
         keyed = self._keyed(joined)
         if not ctx.of_lists:
             return keyed
+
         pooled = self._of_samples(keyed.values(), ctx.features)
         return KeyedTensor._from_parts(keyed.keys(), keyed.length_per_key(), pooled)
 
     def _of_samples(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-        pieces = pooled.split_with_sizes(self._columns.length_per_key, 1)
+        columns_per_feature = pooled.split_with_sizes(self._columns.length_per_key, 1)
         lists = [
-            piece[: strides[name]]
-            for name, piece in zip(self._result_features, pieces, strict=True)
+            columns[: strides[name]]
+            for name, columns in zip(self._result_features, columns_per_feature, strict=True)
         ]
+
         inverse = features.inverse_indices_or_none()
         if inverse is not None:
             inverse = inverse[0], inverse[1].to(self._output_device)
+
         return join_samples(
             self._result_features, lists, inverse, features.variable_stride_per_key()
         )

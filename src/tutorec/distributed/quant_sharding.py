@@ -96,13 +96,17 @@ def place_quant_table(
     Raises:
         ValueError: The plan does not fit the table or the devices.
     """
-    name, shape = table.name, (table.rows, table.columns)
-    kind = plan_member(ShardingType, sharding.sharding_type, INFER_TYPES, name, "sharding type")
+    name = table.name
+    shape = (table.rows, table.columns)
+    sharding_type = plan_member(
+        ShardingType, sharding.sharding_type, INFER_TYPES, name, "sharding type"
+    )
     plan_member(
         EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel"
     )
+
     shards = checked_shards(name, shape, sharding, devices, devices)
-    return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, shards)
+    return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), sharding_type, shards)
 
 
 class Home(NamedTuple):
@@ -163,42 +167,47 @@ class InferSharding(ABC):
         output_dtype: torch.dtype,
     ) -> None:
         self.tables = list(tables)
-        self._output_dtype, self._weighted = output_dtype, weighted
+        self._output_dtype = output_dtype
+        self._weighted = weighted
         self._pooling = tables[0].pooling
         adds = tables[0].sharding_type is ShardingType.ROW_WISE and self._pooling != "none"
         weighs = weighted or (adds and self._pooling == "sqrtn")
+
         # (table, number of its shard) -> the lookup that holds it, and its number there
         self._held: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
-        self.lookups, asked = [], []
+        self.lookups = []
+        reads_per_lookup = []
         for rank, device in enumerate(devices):
             members = [
-                (table, place)
+                (table, number)
                 for table in tables
-                for place, shard in enumerate(table.shards)
+                for number, shard in enumerate(table.shards)
                 if shard.rank == rank
             ]
             shards = [
                 QuantShard(
-                    table.shard_tables[place],
+                    table.shard_tables[number],
                     table.table,
                     packed[table.name],
-                    table.shards[place].row_offset,
-                    table.shards[place].column_offset,
+                    table.shards[number].row_offset,
+                    table.shards[number].column_offset,
                     table.features,
                     "sum" if adds else table.pooling,
                 )
-                for table, place in members
+                for table, number in members
             ]
+
             lookup = DeviceLookup(shards, device, weighs, torch.float32 if adds else output_dtype)
-            for position, (table, place) in enumerate(members):
-                self._held[table.name, place] = lookup, position
+            for position, (table, number) in enumerate(members):
+                self._held[table.name, number] = lookup, position
             ordered = [members[position] for position in lookup.order]
-            reads = [(table, table.shards[place]) for table, place in ordered if table.features]
+            reads = [(table, table.shards[number]) for table, number in ordered if table.features]
             # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
             if any(shard.rows for _, shard in reads):
                 self.lookups.append(lookup)
-                asked.append(reads)
-        self._set_up(asked)
+                reads_per_lookup.append(reads)
+
+        self._set_up(reads_per_lookup)
 
     @abstractmethod
     def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, TableShard]]]) -> None:
@@ -206,8 +215,8 @@ class InferSharding(ABC):
 
     def rows_of(self, table: str) -> list[Tensor]:
         """Packed rows ``[R, row_bytes]`` of each shard of a table, as views, in shard order."""
-        held = [self._held[each] for each in sorted(self._held) if each[0] == table]
-        return [lookup.rows_of(shard) for lookup, shard in held]
+        entries = [self._held[key] for key in sorted(self._held) if key[0] == table]
+        return [lookup.rows_of(shard) for lookup, shard in entries]
 
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """Return the batch of each device, on that device."""
@@ -216,8 +225,8 @@ class InferSharding(ABC):
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         batches = [
-            on_device(part, lookup.device)
-            for part, lookup in zip(self._split(features, ctx), self.lookups, strict=True)
+            on_device(batch, lookup.device)
+            for batch, lookup in zip(self._split(features, ctx), self.lookups, strict=True)
         ]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
@@ -253,24 +262,26 @@ class InferWholeRowsSharding(InferSharding):
 
     def _split(self, features: Any, ctx: InferContext) -> list[Any]:
         several = is_fx_symbolic_tracing() or len(self._counts) > 1
-        parts: Any = features.split(self._counts) if several else [features]
-        every = [parts[index] for index in range(len(self._counts))]
-        ctx.parts = [every[part] for part in self._part_of]
+        batches: Any = features.split(self._counts) if several else [features]
+        every = [batches[index] for index in range(len(self._counts))]
+        ctx.parts = [every[number] for number in self._part_of]
         return ctx.parts
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
-        arrived = [part.to(device) for part in pooled]
+        arrived = [columns.to(device) for columns in pooled]
         return arrived[0] if len(arrived) == 1 else torch.cat(arrived, dim=1)
 
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
-        homes, call = [], 0
+        homes = []
+        call = 0
         for lookup, features in zip(self.lookups, ctx.parts, strict=True):
             first = 0
             for count in lookup.counts:
                 homes.append(Home(self.calls[call], features, first, rows[call].to(device)))
-                first, call = first + count, call + 1
+                first = first + count
+                call = call + 1
         return homes
 
 
@@ -288,29 +299,30 @@ class InferSplitRowsSharding(InferSharding):
         self._columns = [slot.columns for slots in self.calls for slot in slots]
         # For each feature the first row of each device, and the end of the last.
         self._bounds = [
-            [*(shard.row_offset for _, shard in of_table), of_table[0][0].table.rows]
-            for of_table in zip(*asked, strict=True)
-            for _ in of_table[0][0].features
+            [*(shard.row_offset for _, shard in table_reads), table_reads[0][0].table.rows]
+            for table_reads in zip(*asked, strict=True)
+            for _ in table_reads[0][0].features
         ]
 
     def _split(self, features: Any, ctx: InferContext) -> list[Any]:
         traced = is_fx_symbolic_tracing() or torch.compiler.is_compiling()
         split: Any = split_by_rows if traced else _split_at_once
-        parts, ctx.places = split(features, self._bounds, self._pooling, self._weighted)
-        return [parts[index] for index in range(len(self.lookups))]
+        batches, ctx.places = split(features, self._bounds, self._pooling, self._weighted)
+        return [batches[index] for index in range(len(self.lookups))]
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Add the partial sums of each device to ``[B, D]``, with the columns of ``calls``."""
         total = pooled[0].to(device)
-        for part in pooled[1:]:
-            total = total + part.to(device)
+        for partial in pooled[1:]:
+            total = total + partial.to(device)
+
         if self._pooling == "mean":
             total = divide_by_lengths(total, ctx.features.lengths(), self._columns)
         return total if self._output_dtype == torch.float32 else total.to(self._output_dtype)
 
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Return the rows ``[N, D]`` of all devices in the order of the batch's ids."""
-        arrived = torch.cat([part.to(device) for part in rows])
+        arrived = torch.cat([device_rows.to(device) for device_rows in rows])
         return [
             Home(self.calls[0], ctx.features, 0, arrived.index_select(0, ctx.places.to(device)))
         ]
@@ -332,15 +344,19 @@ def shard_quant_tables(
         weighted: Whether each id carries a weight.
         output_dtype: Data type of the results.
     """
-    whole = [table for table in tables if table.sharding_type is not ShardingType.ROW_WISE]
+    unsplit = [table for table in tables if table.sharding_type is not ShardingType.ROW_WISE]
+
     groups: dict[tuple[Any, ...], list[QuantTable]] = {}
     for table in tables:
         if table.sharding_type is ShardingType.ROW_WISE:
             layout = table.table.layout
             width = (layout.columns, layout.stored_columns) if table.pooling == "none" else None
             groups.setdefault((table.pooling, width, table.table.alignment), []).append(table)
+
     shardings: list[InferSharding] = (
-        [InferWholeRowsSharding(whole, packed, devices, weighted, output_dtype)] if whole else []
+        [InferWholeRowsSharding(unsplit, packed, devices, weighted, output_dtype)]
+        if unsplit
+        else []
     )
     return shardings + [
         InferSplitRowsSharding(group, packed, devices, weighted, output_dtype)
@@ -366,12 +382,11 @@ def split_by_rows(
     Returns:
         One batch per range, and the position of each id in the concatenated ranges ``[N]``.
     """
-    ids, offsets, stride, count = (
-        features.values(),
-        features.offsets(),
-        features.stride(),
-        len(features.keys()),
-    )
+    ids = features.values()
+    offsets = features.offsets()
+    stride = features.stride()
+    count = len(features.keys())
+
     weights: Tensor | None = None
     if weighted:
         weights = features.weights_or_none()
@@ -383,34 +398,37 @@ def split_by_rows(
     )
     starts = torch.tensor(bounds, dtype=ids.dtype, device=ids.device)
     ranges = starts.shape[1] - 1
+
     batches: list[KeyedJaggedTensor] = []
-    places: list[Tensor] = []
+    positions_per_range: list[Tensor] = []
     for index in range(ranges):
         low = starts[:, index][feature]
-        mine = torch.ones_like(ids, dtype=torch.bool)
+        in_range = torch.ones_like(ids, dtype=torch.bool)
         if index > 0:
-            mine = ids >= low
+            in_range = ids >= low
         if index + 1 < ranges:
-            mine = mine & (ids < starts[:, index + 1][feature])
-        place = mine.nonzero().view(-1)
+            in_range = in_range & (ids < starts[:, index + 1][feature])
+
+        positions = in_range.nonzero().view(-1)
         own_weights = weights
         if weights is not None:
-            own_weights = weights[place]
-        running = torch.cat([offsets.new_zeros([1]), mine.cumsum(0).type_as(offsets)])
+            own_weights = weights[positions]
+        running = torch.cat([offsets.new_zeros([1]), in_range.cumsum(0).type_as(offsets)])
         batches.append(
             _batch(
                 features.keys(),
-                ids[place] - low[place],
+                ids[positions] - low[positions],
                 own_weights,
                 running[offsets.long()],
                 stride,
             )
         )
-        places.append(place)
-    stood = torch.cat(places)
-    went = torch.empty_like(stood)
-    went[stood] = torch.arange(stood.shape[0], device=stood.device)
-    return batches, went
+        positions_per_range.append(positions)
+
+    sources = torch.cat(positions_per_range)
+    destinations = torch.empty_like(sources)
+    destinations[sources] = torch.arange(sources.shape[0], device=sources.device)
+    return batches, destinations
 
 
 @torch.fx.wrap
@@ -441,7 +459,8 @@ def _split_at_once(
     weights = features.weights_or_none() if weighted else None
     if pooling == "sqrtn":
         weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
-    keys, stride = features.keys(), features.stride()
+    keys = features.keys()
+    stride = features.stride()
     bucketized = bucketize(
         features.lengths(),
         features.values(),
@@ -450,13 +469,17 @@ def _split_at_once(
         bounds,
         keep_places=pooling == "none",
     )
+
     lengths = bucketized.lengths.view(len(bounds[0]) - 1, -1)
     sizes = lengths.sum(1).tolist()
     values = bucketized.values.split(sizes)
-    parts = [None] * len(sizes) if bucketized.weights is None else bucketized.weights.split(sizes)
+    split_weights = (
+        [None] * len(sizes) if bucketized.weights is None else bucketized.weights.split(sizes)
+    )
+
     batches = [
         KeyedJaggedTensor._from_parts(
-            keys, values[index], parts[index], lengths[index], None, stride
+            keys, values[index], split_weights[index], lengths[index], None, stride
         )
         for index in range(len(sizes))
     ]

@@ -131,35 +131,43 @@ class ShardedQuantModule(
                 f"ShardingEnv has a process group of {env.world_size} ranks: "
                 f"ShardingEnv.from_local({env.world_size}, 0)"
             )
+
         self._env = env
         self._path = source.path
         self._split_scale_bias = source.tables.split_scale_bias
-        self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
-        given = torch.device(device if device is not None else source.tables.device)
-        on_meta = device is None and given.type == "meta"
-        self._devices = serving_devices(own_device().type if on_meta else given, env.world_size)
+        self._is_weighted = source.weighted
+        self._output_dtype = source.output_dtype
+
+        target = torch.device(device if device is not None else source.tables.device)
+        on_meta = device is None and target.type == "meta"
+        self._devices = serving_devices(own_device().type if on_meta else target, env.world_size)
         self._output_device = self._devices[0]
+
         self._tables = self._placed(source, plan)
         packed = {table.name: source.tables.packed_rows(table.name) for table in self._tables}
         self._not_loaded = {name for name, rows in packed.items() if rows.is_meta}
         self._shardings = shard_quant_tables(
             self._tables, packed, self._devices, source.weighted, source.output_dtype
         )
-        asked = [sharding for sharding in self._shardings if sharding.features]
-        self._asked = asked
-        self._lookups: list[nn.Module] = [self._lookup_of(sharding.lookups) for sharding in asked]
+
+        active = [sharding for sharding in self._shardings if sharding.features]
+        self._asked = active
+        self._lookups: list[nn.Module] = [self._lookup_of(sharding.lookups) for sharding in active]
         # TorchRec's attribute, set at its first batch; here functions collect the results.
         self._output_dists = nn.ModuleList()
-        tables_of: dict[str, list[str]] = {}
+
+        table_names: dict[str, list[str]] = {}
         for table in self._tables:
             for feature in table.features:
-                tables_of.setdefault(feature, []).append(table.name)
-        self._feature_names = list(tables_of)
+                table_names.setdefault(feature, []).append(table.name)
+        self._feature_names = list(table_names)
         self._feature_rows = [
             (feature, t.name, t.table.rows) for t in self._tables for feature in t.features
         ]
-        order = [feature for sharding in asked for feature in sharding.features]
-        self._order = FeatureOrder(order, tables_of)
+
+        order = [feature for sharding in active for feature in sharding.features]
+        self._order = FeatureOrder(order, table_names)
+
         self._show_tables()
         self.register_state_dict_post_hook(_store_whole)
         self.register_load_state_dict_pre_hook(_load_pieces)
@@ -179,7 +187,8 @@ class ShardedQuantModule(
         """Look rows up on every device."""
         # `forward`, not a call: modules in a plain list are not part of a traced graph.
         return [
-            lookup.forward(parts) for lookup, parts in zip(self._lookups, dist_input, strict=True)
+            lookup.forward(batches)
+            for lookup, batches in zip(self._lookups, dist_input, strict=True)
         ]
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
@@ -198,6 +207,7 @@ class ShardedQuantModule(
                 stacklevel=2,
             )
             self._not_loaded.clear()
+
         weighted = self._is_weighted if self._pools else None
         return check_ids(features, self._feature_rows, weighted, self)
 
@@ -217,12 +227,14 @@ class ShardedQuantModule(
 
     def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
         """Write packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], uint8."""
-        placed, own = self._table(table), self._own_rows(table)
+        placed = self._table(table)
+        own = self._own_rows(table)
         self._not_loaded.discard(table)
         shape = placed.table.rows, placed.table.layout.row_bytes
-        whole = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
-        write_parts(table, whole, placed.table, payload, scale_bias)
-        for rows, shard in zip(own, _cut(placed, whole), strict=True):
+        packed_rows = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
+        write_parts(table, packed_rows, placed.table, payload, scale_bias)
+
+        for rows, shard in zip(own, _cut(placed, packed_rows), strict=True):
             rows.copy_(shard)
 
     def _table(self, name: str) -> QuantTable:
@@ -302,6 +314,7 @@ class ShardedQuantModule(
                     holder[table.name].register_buffer(
                         "weight" if index == 0 else f"weight_{index}", rows
                     )
+
         for table in holder.values():
             copy_when_loading(table)
         self.add_module(self._path, holder)
@@ -329,15 +342,17 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
             f"quantized tables are served from 'cpu' or 'cuda', not from {str(device)!r}: pass "
             "device=torch.device('cpu')"
         )
+
     first = device.index or 0
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if first + count > have:
-        wanted = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1}"
+        span = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1}"
         raise ValueError(
-            f"{count} devices from {wanted} are requested, and this process sees {have} GPUs: take "
+            f"{count} devices from {span} are requested, and this process sees {have} GPUs: take "
             f"fewer with ShardingEnv.from_local({max(have - first, 1)}, 0), or "
             "device=torch.device('cpu'), where devices are virtual"
         )
+
     return [torch.device("cuda", first + index) for index in range(count)]
 
 
@@ -381,6 +396,7 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
                 f"shardable_params={self._shardable_params} must name all tables of the module, "
                 f"{list(tables)}, or be left out: one operator holds them"
             )
+
         return {
             name: nn.Parameter(
                 torch.empty(t.rows, t.columns, dtype=torch.uint8, device="meta"),
@@ -391,7 +407,7 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The supported `ShardingType` values, the same on any device."""
-        return [kind.value for kind in INFER_TYPES]
+        return [sharding_type.value for sharding_type in INFER_TYPES]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The supported `EmbeddingComputeKernel` values, the same on any device."""
@@ -405,13 +421,15 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
         key = f"{prefix}{module._path}.{table.name}.weight"
         if key not in state_dict:
             continue
-        whole = state_dict.pop(key)
+
+        packed_rows = state_dict.pop(key)
         if len(table.shards) > 1:
-            whole = _joined(
-                table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.shards)))]
+            packed_rows = _joined(
+                table,
+                [packed_rows, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.shards)))],
             )
-        for part, view in parts_of_rows(whole, table.table, module._split_scale_bias):
-            state_dict[f"{prefix}{module._path}.{table.name}.{part}"] = view
+        for suffix, view in parts_of_rows(packed_rows, table.table, module._split_scale_bias):
+            state_dict[f"{prefix}{module._path}.{table.name}.{suffix}"] = view
 
 
 def _load_pieces(
@@ -426,36 +444,40 @@ def _load_pieces(
     """Load hook: split each table into its shards; a missing table keeps the module's rows."""
     for table in module._tables:
         stem = f"{prefix}{module._path}.{table.name}"
-        key, own = f"{stem}.weight", module._own_rows(table.name)
+        key = f"{stem}.weight"
+        own = module._own_rows(table.name)
         shape = table.table.rows, table.table.layout.row_bytes
-        parts = parts_of_rows(
+        views = parts_of_rows(
             torch.empty(shape, dtype=torch.uint8, device="meta"),
             table.table,
             module._split_scale_bias,
         )
+
         check_parts(
-            table.table, parts, {part: state_dict.get(f"{stem}.{part}") for part, _ in parts}
+            table.table, views, {suffix: state_dict.get(f"{stem}.{suffix}") for suffix, _ in views}
         )
-        absent = [f"{stem}.{part}" for part, _ in parts if f"{stem}.{part}" not in state_dict]
+        absent = [f"{stem}.{suffix}" for suffix, _ in views if f"{stem}.{suffix}" not in state_dict]
         missing.extend(absent)
-        if len(absent) == len(parts):
+        if len(absent) == len(views):
             state_dict.update(
                 (key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own)
             )
             continue
+
         check_format(table.table, metadata)
         module._not_loaded.discard(table.name)
-        whole = state_dict[key] if not module._split_scale_bias else None
-        if whole is None:
+        packed_rows = state_dict[key] if not module._split_scale_bias else None
+        if packed_rows is None:
             device = own[0].device
-            whole = (
+            packed_rows = (
                 _joined(table, own).clone()
                 if absent
                 else torch.zeros(shape, dtype=torch.uint8, device=device)
             )
-            for part, view in parts_of_rows(whole, table.table, split=True):
-                view.copy_(state_dict.pop(f"{stem}.{part}", view))
-        for index, rows in enumerate(_cut(table, whole)):
+            for suffix, view in parts_of_rows(packed_rows, table.table, split=True):
+                view.copy_(state_dict.pop(f"{stem}.{suffix}", view))
+
+        for index, rows in enumerate(_cut(table, packed_rows)):
             state_dict[key if index == 0 else f"{key}_{index}"] = rows
 
 
@@ -472,7 +494,7 @@ def _joined(table: QuantTable, shards: Sequence[Tensor]) -> Tensor:
     """Join a table's packed rows from its shards."""
     if _cuts_columns(table):
         return join_columns(
-            shards, [each.layout for each in table.shard_tables], table.table.layout
+            shards, [shard_table.layout for shard_table in table.shard_tables], table.table.layout
         )
     return shards[0] if len(shards) == 1 else _joined_rows(shards)
 
@@ -481,8 +503,8 @@ def _joined_rows(shards: Sequence[Tensor]) -> Tensor:
     """Join ranges of rows: a view if they are still contiguous in memory."""
     ends = [shard.data_ptr() + shard.numel() for shard in shards if shard.numel()]
     begins = [shard.data_ptr() for shard in shards if shard.numel()]
-    held = {shard.untyped_storage().data_ptr() for shard in shards if shard.numel()}
-    if len(held) == 1 and ends[:-1] == begins[1:]:
+    storages = {shard.untyped_storage().data_ptr() for shard in shards if shard.numel()}
+    if len(storages) == 1 and ends[:-1] == begins[1:]:
         first = next(shard for shard in shards if shard.numel())
         return first.as_strided(
             (sum(shard.shape[0] for shard in shards), first.shape[1]), first.stride()

@@ -36,7 +36,8 @@ from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 
-REPLICA_WEIGHTS, REPLICA_STATES = "replica weights", "replica states"
+REPLICA_WEIGHTS = "replica weights"
+REPLICA_STATES = "replica states"
 # Elements that replicas average at a time: 16 MiB in addition to the model.
 BLOCK_NUMBERS = 2**22
 
@@ -72,9 +73,11 @@ class ReplicaGroups:
         everyone = dist.get_process_group_ranks(group)
         numbers = sharding_groups(len(everyone), sharding_group_size, use_inter_host_allreduce)
         ranks = [[everyone[number] for number in members] for members in numbers]
+
         if use_inter_host_allreduce:
             groups = host_groups(group, sharding_group_size)
             return cls(groups.intra, groups.cross, ranks)
+
         groups = host_groups(group, len(numbers))
         return cls(groups.cross, groups.intra, ranks)
 
@@ -95,23 +98,24 @@ class ReplicaMean:
         parts: Sequence[ShardedEmbeddingModule[Any, Any, Any, Any, Any]],
         group: dist.ProcessGroup,
     ) -> None:
-        self.parts, self._group = list(parts), group
+        self.parts = list(parts)
+        self._group = group
 
     def weights(self) -> list[torch.Tensor]:
         """This rank's shards ``[R, D]``, as live views."""
         return [
             rows.detach()
-            for part in self.parts
-            for held in part.local_shards()
-            for rows in held.rows
+            for collection in self.parts
+            for shards in collection.local_shards()
+            for rows in shards.rows
         ]
 
     def states(self) -> list[torch.Tensor]:
         """State of the fused optimizers, ``[R]`` and ``[R, D]``, live; without step counts."""
         return [
             state
-            for part in self.parts
-            for _, optimizer in part.fused_optimizer.optimizers
+            for collection in self.parts
+            for _, optimizer in collection.fused_optimizer.optimizers
             for states in optimizer.state.values()
             for state in states.values()
             if state.dim() > 0
@@ -121,9 +125,9 @@ class ReplicaMean:
     def spread(self) -> None:
         """Copy the weights of the first replica to all others."""
         for rows in self.weights():
-            whole = rows.contiguous()
-            comm.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
-            rows.copy_(whole)
+            contiguous = rows.contiguous()
+            comm.broadcast(contiguous, 0, self._group, REPLICA_WEIGHTS)
+            rows.copy_(contiguous)
 
     def average(self, include_optimizer_state: bool, all_reduce: AllReduce | None) -> None:
         """Replace values by their mean over replicas.
@@ -145,16 +149,18 @@ class ReplicaMean:
         replicas = self._group.size()
         if replicas == 1:
             return
+
         for block in sync_blocks([tuple(tensor.shape) for tensor in tensors]):
-            parts = [tensors[index][first:end] for index, first, end in block]
-            flat = torch.cat([part.reshape(-1) for part in parts])
+            slices = [tensors[index][first:end] for index, first, end in block]
+            flat = torch.cat([rows.reshape(-1) for rows in slices])
             counts = even_counts(flat.numel(), replicas)
             mean = comm.reduce_scatter(flat, counts, self._group, stage).wait() / replicas
             means = comm.all_gather(mean, counts, self._group, stage).wait()
-            for part, numbers in zip(
-                parts, means.split_with_sizes([part.numel() for part in parts]), strict=True
+
+            for rows, numbers in zip(
+                slices, means.split_with_sizes([rows.numel() for rows in slices]), strict=True
             ):
-                part.copy_(numbers.view(part.shape))
+                rows.copy_(numbers.view(rows.shape))
 
 
 __all__ = ["AllReduce", "ReplicaGroups", "ReplicaMean"]
@@ -176,14 +182,19 @@ def sync_blocks(
     block: list[tuple[int, int, int]] = []
     free = most
     for index in sorted(range(len(shapes)), key=lambda each: (-len(shapes[each]), shapes[each])):
-        rows, width, first = shapes[index][0], _width(shapes[index]), 0
+        rows = shapes[index][0]
+        width = _width(shapes[index])
+        first = 0
         while first < rows:
             if block and free < width:
                 yield block
-                block, free = [], most
+                block = []
+                free = most
             end = min(rows, first + max(1, free // width))
             block.append((index, first, end))
-            free, first = free - (end - first) * width, end
+            free = free - (end - first) * width
+            first = end
+
     if block:
         yield block
 
@@ -195,8 +206,8 @@ def even_counts(numbers: int, parts: int) -> list[int]:
         >>> even_counts(8, 3)
         [3, 3, 2]
     """
-    whole, rest = divmod(numbers, parts)
-    return [whole + (part < rest) for part in range(parts)]
+    quotient, remainder = divmod(numbers, parts)
+    return [quotient + (index < remainder) for index in range(parts)]
 
 
 def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
@@ -212,13 +223,14 @@ def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
         >>> sync_parts([(3, 4), (5,)], replicas=2)
         [9, 8]
     """
-    parts = [0] * replicas
+    totals = [0] * replicas
     for block in sync_blocks(shapes):
         numbers = sum((end - first) * _width(shapes[index]) for index, first, end in block)
-        parts = [
-            part + more for part, more in zip(parts, even_counts(numbers, replicas), strict=True)
+        totals = [
+            total + count
+            for total, count in zip(totals, even_counts(numbers, replicas), strict=True)
         ]
-    return parts
+    return totals
 
 
 def _width(shape: tuple[int, ...]) -> int:

@@ -469,7 +469,7 @@ def construct_module_sharding_plan(
 
     Raises:
         TypeError: Not a dict of generators, or an argument of a generator is not a number.
-        ValueError: A table is missing, or cannot be sharded as its generator says.
+        ValueError: A table is missing, or cannot be sharded by its generator.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig

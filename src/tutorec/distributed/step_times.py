@@ -93,6 +93,7 @@ class StepTimes(Mapping[str, StepTime]):
     ) -> None:
         self.rounds = dict(rounds)
         self.note = note
+
         first = next(iter(self.rounds.values()))
         self._times = {
             name: _step_time(samples, first, has_before) for name, samples in self.rounds.items()
@@ -115,31 +116,35 @@ class StepTimes(Mapping[str, StepTime]):
 
     def _table(self) -> TextTable:
         columns: dict[str, list[str]] = {
-            "ms a step": [number_text(one.ms, _MS_DIGITS) for one in self.values()],
-            "ratio": [f"{one.ratio:.2f}" for one in self.values()],
+            "ms a step": [number_text(step_time.ms, _MS_DIGITS) for step_time in self.values()],
+            "ratio": [f"{step_time.ratio:.2f}" for step_time in self.values()],
         }
-        if any(one.whole_ms is not None for one in self.values()):
+
+        if any(step_time.whole_ms is not None for step_time in self.values()):
             columns["ms in all"] = [
-                number_text(one.whole_ms or 0.0, _MS_DIGITS) for one in self.values()
+                number_text(step_time.whole_ms or 0.0, _MS_DIGITS) for step_time in self.values()
             ]
-        if any(one.hit_rate is not None for one in self.values()):
+        if any(step_time.hit_rate is not None for step_time in self.values()):
             columns["hit rate"] = [
-                "" if one.hit_rate is None else f"{100 * one.hit_rate:.1f} %"
-                for one in self.values()
+                "" if step_time.hit_rate is None else f"{100 * step_time.hit_rate:.1f} %"
+                for step_time in self.values()
             ]
             columns["rows read"] = [
-                "" if one.reads is None else f"{one.reads:,.0f}" for one in self.values()
+                "" if step_time.reads is None else f"{step_time.reads:,.0f}"
+                for step_time in self.values()
             ]
-        if any(one.pages for one in self.values()):
-            columns["pages from disk"] = [f"{one.pages:,.0f}" for one in self.values()]
+        if any(step_time.pages for step_time in self.values()):
+            columns["pages from disk"] = [f"{step_time.pages:,.0f}" for step_time in self.values()]
+
         rows = [*zip(self, *columns.values(), strict=True)]
         return TextTable(["table", *columns], rows, right=range(1, 1 + len(columns)))
 
 
 def _step_time(samples: list[StepSample], of_first: list[StepSample], has_before: bool) -> StepTime:
     counts = [sample.counts for sample in samples if sample.counts is not None]
-    lookups = sum(one.lookups for one in counts)
-    read = sum(one.read for one in counts)
+    lookups = sum(count.lookups for count in counts)
+    read = sum(count.read for count in counts)
+
     return StepTime(
         ms=1e3 * median(sample.wall for sample in samples),
         ratio=median(own.wall / first.wall for own, first in zip(samples, of_first, strict=True)),
@@ -156,7 +161,7 @@ class StepWorkload:
 
     Args:
         ids: Ids of each feature in a batch.
-        exponent: Of the power law that they follow; see `power_law_ids`. Popular rows lie anywhere
+        exponent: Of the power law that they follow; see `power_law_ids`. Popular rows are anywhere
             in a table.
         ids_per_bag: How many ids each bag has.
         rounds: So many rounds are counted, after one that is not.
@@ -202,7 +207,7 @@ def measure_steps(
     """Time training steps of the same tables, kept in different ways.
 
     A step is a lookup of one batch, and a backward that updates the rows. Batches are new in each
-    round and the same for all ways, which take turns in an order drawn anew for each round. So a
+    round and the same for all ways, which take turns in a random order of each round. So a
     machine that becomes slower makes all of them slower, and a ratio compares steps that ran
     moments apart. Each way makes 96 steps first, and ten in a round, or one with ``cold``; see
     `measure_workload` for other numbers.
@@ -217,7 +222,7 @@ def measure_steps(
         page_memory: Name -> bytes of its pages that a table without a cache has in memory all the
             same: those of the state, then those of the rows that are used most. So a cache and a
             file can be compared that take the same memory. With ``cold`` only.
-        before: Is called before each step, as what a model computes beside its tables.
+        before: Is called before each step, like what a model computes outside its tables.
         ahead: Names of ways that read the rows of the batch from the disk while ``before`` runs.
 
     Returns:
@@ -283,6 +288,7 @@ def measure_workload(
             )
     if cold and not Path(cold).is_dir():
         raise ValueError(f"cold={cold!r} is not a folder: pass the one in which the tables are")
+
     batches = _Batches(ways, workload)
     steps = workload.steps
 
@@ -296,13 +302,13 @@ def measure_workload(
     rounds_of_way: dict[str, list[StepSample]] = {name: [] for name in names}
     for round_number in range(-1, workload.rounds):
         first = workload.settle + steps * (1 + round_number)
-        of_round = [batches.draw(number) for number in range(first, first + steps)]
+        round_batches = [batches.draw(number) for number in range(first, first + steps)]
         order.shuffle(names)
         for name in names:
             pages: list[tuple[Tensor, Tensor]] = []
             if cold and name in page_memory:
                 pages = batches.most_used_pages(ways[name], page_memory[name])
-            sample = _measured(ways[name], of_round, cold, pages, before, name in ahead)
+            sample = _measured(ways[name], round_batches, cold, pages, before, name in ahead)
             if round_number >= 0:
                 rounds_of_way[name].append(sample)
 
@@ -325,16 +331,16 @@ def _measured(
     counts_before = _counts(way)
     wall = 0.0
     cpu = 0.0
-    whole = 0.0
+    total = 0.0
     blocks = 0
     for batch in batches:
         if cold:
             drop_pages(cold)
-            for numbers, places in pages:
-                # Written, so that they are in memory as pages are which training uses often.
-                numbers.index_copy_(0, places, numbers.index_select(0, places))
+            for numbers, positions in pages:
+                # Written, so that they are in memory like pages that training uses often.
+                numbers.index_copy_(0, positions, numbers.index_select(0, positions))
 
-        whole_start = time.perf_counter()
+        total_start = time.perf_counter()
         if reads_ahead:
             way.prefetch(way.input_dist(way.create_context(), batch).wait().wait())
         if before is not None:
@@ -348,14 +354,14 @@ def _measured(
         cpu += time.process_time() - cpu_start
         blocks += blocks_read() - blocks_before
         wall += end - start
-        whole += end - whole_start
+        total += end - total_start
 
     number = len(batches)
     counts = _counts(way)
     return StepSample(
         wall=wall / number,
         cpu=cpu / number,
-        whole=whole / number,
+        whole=total / number,
         counts=None if counts is None or counts_before is None else counts.since(counts_before),
         steps=number,
         pages=blocks * _BLOCK / mmap.PAGESIZE / number,
@@ -374,9 +380,9 @@ def _counts(way: Any) -> CacheCounts | None:
     if not counts:
         return None
     return CacheCounts(
-        sum(one.lookups for one in counts),
-        sum(one.read for one in counts),
-        sum(one.written for one in counts),
+        sum(count.lookups for count in counts),
+        sum(count.read for count in counts),
+        sum(count.written for count in counts),
     )
 
 
@@ -391,6 +397,7 @@ class _Batches:
     def __init__(self, ways: Mapping[str, Any], workload: StepWorkload) -> None:
         if not ways:
             raise ValueError("pass at least one way to keep the tables, as {name: collection}")
+
         tables = {name: self._rows_of_features(way) for name, way in ways.items()}
         first, *others = tables
         for other in others:
@@ -399,11 +406,12 @@ class _Batches:
                     f"{other!r} has features with rows {tables[other]}, and "
                     f"{first!r} {tables[first]}: measure the same tables"
                 )
+
         self._rows = tables[first]
         self._workload = workload
         bags = len(self._rows) * workload.ids // workload.ids_per_bag
         self._lengths = torch.full((bags,), workload.ids_per_bag)
-        # Of each rank of popularity its row, by the number of rows of the table.
+        # Number of rows of a table -> its rows in the order of popularity ``[rows]``.
         self._row_of_rank = {
             rows: torch.randperm(rows, generator=torch.Generator().manual_seed(1))
             for rows in {*self._rows.values()}
@@ -437,26 +445,28 @@ class _Batches:
 
         Row-wise state comes first, since a page of it has the state of a thousand rows.
         """
-        found: list[tuple[Tensor, Tensor]] = []
+        most_used: list[tuple[Tensor, Tensor]] = []
         tables = way.embedding_bag_configs()
-        states = [[*own.values()] for own in way.fused_optimizer.state.values()]
-        for parameter, own, table in zip(way.parameters(), states, tables, strict=True):
+        states = [[*table_states.values()] for table_states in way.fused_optimizer.state.values()]
+
+        for parameter, table_states, table in zip(way.parameters(), states, tables, strict=True):
             left = memory // len(tables)
-            for numbers in sorted([parameter, *own], key=lambda one: one.dim()):
+            for numbers in sorted([parameter, *table_states], key=lambda one: one.dim()):
                 if not numbers.dim():
                     continue
                 numbers = numbers.detach()
                 pages = self._pages_by_use(numbers, table.num_embeddings)
                 pages = pages[: left // mmap.PAGESIZE]
                 left -= len(pages) * mmap.PAGESIZE
-                found.append((numbers.reshape(-1), pages * (mmap.PAGESIZE // _FLOAT)))
-        return found
+                most_used.append((numbers.reshape(-1), pages * (mmap.PAGESIZE // _FLOAT)))
+        return most_used
 
     def _pages_by_use(self, numbers: Tensor, rows: int) -> Tensor:
         """Pages of the numbers of a table's rows, those that are used most first."""
         law = torch.arange(1, rows + 1, dtype=torch.float64) ** -self._workload.exponent
         uses = torch.zeros(rows, dtype=torch.float64).index_copy_(0, self._row_of_rank[rows], law)
+
         row_bytes = _FLOAT * numbers.numel() // rows
         first_page = torch.arange(rows) * row_bytes // mmap.PAGESIZE
-        of_page = torch.zeros(int(first_page[-1]) + 1, dtype=torch.float64)
-        return of_page.index_add_(0, first_page, uses).argsort(descending=True)
+        uses_per_page = torch.zeros(int(first_page[-1]) + 1, dtype=torch.float64)
+        return uses_per_page.index_add_(0, first_page, uses).argsort(descending=True)

@@ -93,24 +93,28 @@ class Traffic:
         Raises:
             ValueError: The ranks have different ``local_size``.
         """
-        parts = list(of_ranks)
-        sizes = {part.local_size for part in parts}
+        counted = list(of_ranks)
+        sizes = {traffic.local_size for traffic in counted}
         if len(sizes) > 1:
             raise ValueError(
                 f"traffic counted with {' and '.join(map(str, sorted(sizes, key=str)))} ranks per "
                 "host cannot be merged: count it on ranks that were started together, or set the "
                 "same local_size on each part"
             )
+
         merged = cls(local_size=sizes.pop() if sizes else None)
-        for part in parts:
-            merged.bytes.update(part.bytes)
-            merged.issues |= part.issues
+        for traffic in counted:
+            merged.bytes.update(traffic.bytes)
+            merged.issues |= traffic.issues
         return merged
 
     def _chosen(self, stage: str | None, crossing: bool | None) -> Iterator[tuple[int, int, int]]:
         """(source, destination, bytes) of a stage, between hosts or inside them."""
-        for (of, source, destination), count in self.bytes.items():
-            if stage in (None, of) and crossing in (None, self._crosses(source, destination)):
+        for (counted_stage, source, destination), count in self.bytes.items():
+            if stage in (None, counted_stage) and crossing in (
+                None,
+                self._crosses(source, destination),
+            ):
                 yield source, destination, count
 
     def _crosses(self, source: int, destination: int) -> bool:

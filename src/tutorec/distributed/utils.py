@@ -201,10 +201,10 @@ def add_params_from_parameter_sharding(
     merged = {} if fused_params is None else fused_params
     cache = parameter_sharding.cache_params
     keys = {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"}
-    said = {key: getattr(cache, field, None) for key, field in keys.items()}
+    options = {key: getattr(cache, field, None) for key, field in keys.items()}
     for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
-        said[name] = getattr(parameter_sharding, name)
-    merged.update({key: value for key, value in said.items() if value is not None})
+        options[name] = getattr(parameter_sharding, name)
+    merged.update({key: value for key, value in options.items() if value is not None})
     return merged
 
 
