@@ -65,7 +65,10 @@ class DataLoadingThread(Thread, Generic[In]):
         super().__init__(name="DataLoadingThread", daemon=True)
         if memcpy_stream is None and device.type == "cuda":
             memcpy_stream = torch.cuda.Stream(device, priority=memcpy_stream_priority)
-        self._device, self._iterator, self._stream = device, dataloader_iter, memcpy_stream
+
+        self._device = device
+        self._iterator = dataloader_iter
+        self._stream = memcpy_stream
         self._non_blocking = to_device_non_blocking
         self._is_stopped = False
         self._free = Semaphore(1)
@@ -75,12 +78,14 @@ class DataLoadingThread(Thread, Generic[In]):
         """Read until the iterator ends or fails, or the thread is stopped."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+
         try:
             while self._free.acquire() and not self._is_stopped:
                 with record_function("## load_batch ##"):
                     batch: Any = next(self._iterator, _END)
                 if batch is _END:
                     break
+
                 with record_function("## copy_batch_to_gpu ##"), on_stream(self._stream):
                     self._ready.put(to_device(batch, self._device, self._non_blocking))
         except Exception as error:
@@ -107,6 +112,7 @@ class DataLoadingThread(Thread, Generic[In]):
                 f"{self.name} does not run in process {os.getpid()}, so no batch will come: call "
                 "start(), or in a fork of the process that started it, make another"
             )
+
         batch = self._ready.get()
         if isinstance(batch, _Failure):
             raise batch.error
@@ -115,6 +121,7 @@ class DataLoadingThread(Thread, Generic[In]):
             if none_throws:
                 raise StopIteration
             return None
+
         self._free.release()
         return batch
 

@@ -117,20 +117,24 @@ class TrainPipeline(Generic[In, Out]):
             options.custom_model_fwd,
             options.sync_interval,
         )
-        self._schedule, self._options = tuple(schedule), options
+        self._schedule = tuple(schedule)
+        self._options = options
+
         depth = max(stage.ahead for stage in self._schedule)
         per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
-        # shows whether the batch will be trained
+        # The exchange shows whether the batch will be trained.
         exchange = (Stages.start_input_dist, Stages.wait_input_dist)
+
         self._fill = [
-            (place, stage)
-            for place in range(depth)
+            (position, stage)
+            for position in range(depth)
             for stage in per_batch
-            if stage.ahead > place or (stage.ahead == place == 0 and stage.run in exchange)
+            if stage.ahead > position or (stage.ahead == position == 0 and stage.run in exchange)
         ]
         self._starts_early = any(stage.run is Stages.start_input_dist for stage in self._schedule)
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
-        self._attached, self._traced_in_training = False, model.training
+        self._attached = False
+        self._traced_in_training = model.training
         self._source: Iterator[In] | None = None
         self._is_uneven = False
         self.reset()
@@ -150,14 +154,17 @@ class TrainPipeline(Generic[In, Out]):
             self._take(dataloader_iter)
         if not self._attached or self._traced_in_training is not self._stages.model.training:
             self.attach()
-        for place, stage in self._fill:
-            if place >= len(self._flight) or stage not in self._flight[place].done:
-                self._do(stage, place)
+        # Fill: batches in flight run the stages that they have missed.
+        for position, stage in self._fill:
+            if position >= len(self._flight) or stage not in self._flight[position].done:
+                self._do(stage, position)
+
         if not self._options.execute_all_batches:
-            # the end of the iterator is known before this batch is trained
+            # Load first, so that the end of the iterator is known before this batch is trained.
             for stage in self._schedule:
                 if stage.run in (Stages.load, Stages.prepare):
                     self._do(stage, stage.ahead)
+
         ctx = self._next_to_train()
         for stage in self._schedule:
             self._do(stage, stage.ahead)
@@ -173,10 +180,11 @@ class TrainPipeline(Generic[In, Out]):
             self._next_index = self._flight.pop().index or 0
 
     def reset(self) -> None:
-        """Drop the batches in flight; the next call of ``progress`` starts anew."""
+        """Drop the batches in flight; the next call of ``progress`` starts empty."""
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
-        self._in_step, self._asked = not self._is_uneven, False
+        self._in_step = not self._is_uneven
+        self._asked = False
         self._source = self._stages.iterator = None
 
     @property
@@ -212,8 +220,10 @@ class TrainPipeline(Generic[In, Out]):
             sparse_dist: If false, sharded modules are not changed and nothing is started early.
         """
         self.detach()
-        stages, options = self._stages, self._options
-        stages.model, stages.rewritten = stages.model if model is None else model, None
+        stages = self._stages
+        options = self._options
+        stages.model = stages.model if model is None else model
+        stages.rewritten = None
         if self._starts_early and sparse_dist:
             stages.rewritten = RewrittenModel(
                 stages.model,
@@ -222,7 +232,10 @@ class TrainPipeline(Generic[In, Out]):
                 options.pipeline_postproc,
                 options.apply_jit,
             )
-        self._attached, self._traced_in_training, self._asked = True, stages.model.training, False
+
+        self._attached = True
+        self._traced_in_training = stages.model.training
+        self._asked = False
 
     def detach(self) -> nn.Module:
         """Restore the model; batches in flight are kept until it is attached again."""
@@ -290,14 +303,19 @@ class TrainPipeline(Generic[In, Out]):
         if place == len(self._flight) and stage.run is Stages.load and stages.iterator is not None:
             self._flight.append(self._options.context_type(index=self._next_index))
             self._next_index += 1
+
         if place >= len(self._flight) or stage in self._flight[place].done:
             return
+
         ctx = self._flight[place]
         ctx.done.add(stage)
         if stage.run is Stages.start_input_dist and not self._may_start(ctx):
             return
-        name, number = stage.run.__name__, ctx.index or 0
+
+        name = stage.run.__name__
+        number = ctx.index or 0
         try:
+            # The exchange of a batch that has failed still runs, since other ranks wait for it.
             if ctx.error is None or stage.run in (Stages.start_input_dist, Stages.wait_input_dist):
                 with self._timeline.mark(name, number):
                     _run(stage, stages, ctx)
@@ -306,10 +324,13 @@ class TrainPipeline(Generic[In, Out]):
                 f"{type(self).__name__}: stage {name!r} of batch {number} on rank "
                 f"{self._timeline.rank}"
             )
+            # An error of loading is raised when the batch trains, after those before it.
             if stage.run not in (Stages.load, Stages.prepare):
                 self.reset()
                 raise
-            ctx.error, stages.iterator = error, None
+            ctx.error = error
+            stages.iterator = None
+
         if stage.run is Stages.wait_input_dist:
             self._compare(ctx)
 
@@ -331,6 +352,7 @@ class TrainPipeline(Generic[In, Out]):
                 if ctx.error is None:
                     self._stages.iterator = self._source
                 ctx.states = self._stages.states_of_ranks(ctx)
+
             self._compare(ctx)
             return min(self._states(ctx)) == READY
         return self._in_step
@@ -360,16 +382,19 @@ class TrainPipeline(Generic[In, Out]):
         )
         ctx = self._flight[0] if self._flight else None
         if ctx is not None and not stops and min(self._states(ctx)) < ENDED:
-            rewritten, ranks_know = self._stages.rewritten, ctx.states is not None
+            rewritten = self._stages.rewritten
+            ranks_know = ctx.states is not None
             self.reset()
             if ranks_know and rewritten is not None and rewritten.env is not None:
                 subject = f"batch {ctx.index} of {type(self).__name__}"
                 check_agreement(subject, {}, rewritten.env, ctx.error)
+
             assert ctx.error is not None, "check_agreement raises where another rank has a problem"
             raise ctx.error
         if ctx is None or stops or ctx.batch is None:
             self.reset()
             raise StopIteration
+
         return ctx
 
 

@@ -125,12 +125,16 @@ class SparseDataDistUtil(Generic[In]):
                 "prefetch_stream and embedding_lookup_stream are both given: give one of them, "
                 "since a lookup that runs ahead needs no prefetch"
             )
-        self.model, self.apply_jit = model, apply_jit
-        self.data_dist_stream, self.prefetch_stream = data_dist_stream, prefetch_stream
+
+        self.model = model
+        self.apply_jit = apply_jit
+        self.data_dist_stream = data_dist_stream
+        self.prefetch_stream = prefetch_stream
         self.embedding_lookup_stream = embedding_lookup_stream
         self._preprocess = pipeline_postproc
         self._stages = _Sending(model, data_dist_stream)
         self._lookups = _GivenStream(embedding_lookup_stream)
+
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
         self._hooks: list[RemovableHandle] = []
@@ -151,6 +155,7 @@ class SparseDataDistUtil(Generic[In]):
         """Send the sizes of a batch."""
         if not self.initialized:
             self._attach()
+
         ctx = TrainPipelineContext(index=self._next_index, batch=batch)
         self._next_index += 1
         self._stages.in_forward = None
@@ -167,8 +172,10 @@ class SparseDataDistUtil(Generic[In]):
             stages.prepare(ctx)
         except Exception as error:
             ctx.error = error
+
         if is_first and max(stages.states_of_ranks(ctx)) == UNFIT:
             stages.settle(ctx)
+
         if ctx.error is not None:
             raise ctx.error
 
@@ -234,6 +241,7 @@ class SparseDataDistUtil(Generic[In]):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
         if self._stages.rewritten is not None:
             self._stages.rewritten.restore()
         self._stages.rewritten = None
@@ -261,16 +269,17 @@ class SparseDataDistUtil(Generic[In]):
 
     def _called_with(self, values: list[Any]) -> TrainPipelineContext | None:
         """Return the batch in flight with which the model is called; drop those before it."""
-        for place, ctx in enumerate(self._flight):
+        for position, ctx in enumerate(self._flight):
             if any(ctx.batch is value for value in values):
-                for _ in range(place):
+                for _ in range(position):
                     self._flight.popleft()
                 return ctx
+
         # A loop may call the model with parts of its batch; compare classes to recognize it.
-        parts = self._flight and all(
+        is_call_with_parts = self._flight and all(
             type(value) is not type(self._flight[0].batch) for value in values
         )
-        return self._flight[0] if parts else None
+        return self._flight[0] if is_call_with_parts else None
 
     def _after_forward(self, *_: Any) -> None:
         if self._stages.in_forward is not None:

@@ -58,10 +58,12 @@ class RewrittenModel:
         self._errors: dict[str, Exception] = {}
         self._ahead = Ahead()
         self._replaced: list[tuple[nn.Module, str, Any]] = []
+
         for path, module in self.early.modules.items():
             self._replace(module, "forward", PipelinedForward(path, module, current, self.reject))
         for path, module in self.early.preprocessing.items():
             self._replace(module, "forward", PipelinedPostproc(path, module, current, self._ahead))
+
         self._cut()
         if scripted:
             self._script(without_wrappers(model))
@@ -81,11 +83,13 @@ class RewrittenModel:
         """Compute the arguments of a batch and check them on this rank, without communication."""
         if not self.early.modules:
             return
+
         self._ahead.ctx = ctx
         try:
             self._compute(ctx)
         finally:
             self._ahead.ctx = None
+
         self.is_proven = True
         self._check(ctx)
 
@@ -96,6 +100,7 @@ class RewrittenModel:
         except Exception:
             if self.is_proven:
                 raise
+
             for path in self.early.modules:
                 try:
                     ctx.arguments |= arguments(self.early.cut([path]), ctx.batch)
@@ -114,19 +119,22 @@ class RewrittenModel:
         """
         if not self._errors:
             return ctx.error
+
         errors = self._errors
         self._errors = {}
         paths = list(self.early.modules)
         flags = [[int(path in errors) for path in paths]]
         if self.env is not None and self.env.process_group is not None:
             flags = comm.all_gather_ints(flags[0], self.env.process_group, "pipeline")
-        for path, of_ranks in zip(paths, zip(*flags, strict=True), strict=True):
-            if all(of_ranks):
+
+        for path, rank_flags in zip(paths, zip(*flags, strict=True), strict=True):
+            if all(rank_flags):
                 self._leave(path, _no_input(errors.pop(path)))
         self._cut()
         self._warn()
         if errors:
             return next(iter(errors.values()))
+
         self.is_proven = True
         try:
             self._check(ctx)
@@ -179,7 +187,8 @@ class RewrittenModel:
             f"{path}: runs ahead, before a sharded module" for path in self.early.preprocessing
         ]
         lines += [
-            f"{path}: runs in the forward, since {why}" for path, why in self.early.reasons.items()
+            f"{path}: runs in the forward, since {reason}"
+            for path, reason in self.early.reasons.items()
         ]
         return "\n".join(lines) or "the model has no sharded modules"
 
@@ -193,25 +202,29 @@ class RewrittenModel:
                 setattr(owner, name, value)
 
     def _replace(self, owner: nn.Module, name: str, value: Any) -> None:
-        held = owner._modules if name in owner._modules else owner.__dict__
-        self._replaced.append((owner, name, held.get(name, _MISSING)))
+        registry = owner._modules if name in owner._modules else owner.__dict__
+        self._replaced.append((owner, name, registry.get(name, _MISSING)))
         setattr(owner, name, value)
 
     def _script(self, module: nn.Module) -> None:
         """Compile the largest parts without sharded modules, if TorchScript accepts them."""
         ahead = {*self.early.modules.values(), *self.early.preprocessing.values()}
-        for name, part in list(module.named_children()):
-            if isinstance(part, ShardedModule) or part in ahead:
+        for name, child in list(module.named_children()):
+            if isinstance(child, ShardedModule) or child in ahead:
                 continue
-            if any(isinstance(each, ShardedModule) or each in ahead for each in part.modules()):
-                self._script(part)
+            if any(
+                isinstance(submodule, ShardedModule) or submodule in ahead
+                for submodule in child.modules()
+            ):
+                self._script(child)
                 continue
+
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
-                    self._replace(module, name, torch.jit.script(part))
+                    self._replace(module, name, torch.jit.script(child))
             except Exception as error:  # TorchScript's compiler has no common class of errors
-                _logger.info("apply_jit: %s is not compiled: %s", type(part).__name__, error)
+                _logger.info("apply_jit: %s is not compiled: %s", type(child).__name__, error)
 
 
 def _no_input(error: Exception) -> str:

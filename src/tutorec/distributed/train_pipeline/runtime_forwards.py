@@ -46,8 +46,10 @@ class PipelinedForward:
     ) -> None:
         self.name = name
         self.original = module.forward
-        self._module, self._current = module, current
-        self._reject, self.is_checked = reject, False
+        self._module = module
+        self._current = current
+        self._reject = reject
+        self.is_checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result for the batch, by the module's own forward if nothing was started early."""
@@ -57,12 +59,15 @@ class PipelinedForward:
             name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests
         ):
             return self.original(*args, **kwargs)
+
+        # The first forward shows whether the trace was right.
         if not self.is_checked:
             self.is_checked = True
-            why = _difference(ctx, name, (args, kwargs))
-            if why is not None:
-                self._reject(name, why)
+            reason = _difference(ctx, name, (args, kwargs))
+            if reason is not None:
+                self._reject(name, reason)
                 return self.original(*args, **kwargs)
+
         look_up(name, self._module, ctx)
         return ctx.embedding_a2a_requests.pop(name)
 
@@ -81,9 +86,9 @@ def look_up(
 def written(value: Any) -> list[tuple[Tensor, int]]:
     """The tensors in a value, and how often each has been written in place."""
     return [
-        (part, part._version)
-        for part in tree_flatten(value)[0]
-        if isinstance(part, Tensor) and not part.is_inference()
+        (tensor, tensor._version)
+        for tensor in tree_flatten(value)[0]
+        if isinstance(tensor, Tensor) and not tensor.is_inference()
     ]
 
 
@@ -91,19 +96,21 @@ def _difference(ctx: TrainPipelineContext, name: str, passed: Any) -> str | None
     """How the input of the forward differs from the one that was computed ahead, or None."""
     if not _same(ctx.arguments[name], passed):
         return "the forward passes another input than its trace: it depends on types or settings"
-    if any(part._version != count for part, count in ctx.written.get(name, ())):
+    if any(tensor._version != version for tensor, version in ctx.written.get(name, ())):
         return "the forward writes into its input in place"
     return None
 
 
 def _same(traced: Any, passed: Any) -> bool:
     """Whether a module gets the arguments computed ahead, as far as tensors can be compared."""
-    (parts, tree), (others, other_tree) = tree_flatten(traced), tree_flatten(passed)
-    return tree == other_tree and all(
-        one is other
-        or not isinstance(one, Tensor)
-        or (isinstance(other, Tensor) and torch.equal(one, other))
-        for one, other in zip(parts, others, strict=True)
+    arguments, structure = tree_flatten(traced)
+    passed_arguments, passed_structure = tree_flatten(passed)
+
+    return structure == passed_structure and all(
+        argument is passed_argument
+        or not isinstance(argument, Tensor)
+        or (isinstance(passed_argument, Tensor) and torch.equal(argument, passed_argument))
+        for argument, passed_argument in zip(arguments, passed_arguments, strict=True)
     )
 
 
@@ -129,13 +136,16 @@ class PipelinedPostproc:
 
     def __init__(self, name: str, module: nn.Module, current: Current, ahead: Ahead) -> None:
         self.name = name
-        self._forward, self._current, self._ahead = module.forward, current, ahead
+        self._forward = module.forward
+        self._current = current
+        self._ahead = ahead
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result for the batch."""
         ctx = self._current()
         if ctx is not None and self.name in ctx.postproc_fwd_results:
             return ctx.postproc_fwd_results.pop(self.name)
+
         results = self._ahead.ctx.postproc_fwd_results if self._ahead.ctx is not None else {}
         if self.name not in results:
             results[self.name] = self._forward(*args, **kwargs)

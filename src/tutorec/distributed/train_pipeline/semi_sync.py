@@ -66,7 +66,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         strict: bool = False,
         dmp_collection_sync_interval_batches: int | None = 1,
     ) -> None:
-        held: dict[nn.Parameter, torch.Tensor] = {}
+        stashed: dict[nn.Parameter, torch.Tensor] = {}
 
         def look_up(stages: Stages, ctx: TrainPipelineContext) -> None:
             if (ctx.index or 0) > start_batch and stages.rewritten is not None:
@@ -81,7 +81,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
 
         def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
             if stash_gradients and (ctx.index or 0) >= start_batch:
-                _exchange_gradients(stages.model, held)
+                _exchange_gradients(stages.model, stashed)
             stages.optimizer_step(ctx)
 
         schedule = (
@@ -119,7 +119,8 @@ def _is_fused(module: nn.Module) -> bool:
 def _exchange_gradients(model: nn.Module, held: dict[nn.Parameter, torch.Tensor]) -> None:
     """Exchange the gradients of this batch for those of the previous batch."""
     for parameter in model.parameters():
-        now, before = parameter.grad, held.pop(parameter, None)
-        if now is not None:
-            held[parameter] = now.clone()  # a gradient may be a view of a DDP bucket
-        parameter.grad = before
+        gradient = parameter.grad
+        previous = held.pop(parameter, None)
+        if gradient is not None:
+            held[parameter] = gradient.clone()  # a gradient may be a view of a DDP bucket
+        parameter.grad = previous

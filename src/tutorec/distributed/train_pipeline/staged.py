@@ -64,6 +64,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         self._pipeline_stages = list(pipeline_stages)
         self._debug_mode = debug_mode
         self.on_flush_end = on_flush_end
+
         streams = [stage.stream for stage in self._pipeline_stages if stage.stream is not None]
         if compute_stream is None and streams:
             compute_stream = torch.cuda.current_stream(streams[0].device)
@@ -84,24 +85,30 @@ class StagedTrainPipeline(Generic[In, StageOut]):
     def progress(self, dataloader_iter: Iterator[In]) -> StageOut | None:
         """The next batch, after its last stage; None if there is none.
 
-        An iterator that has ended is not called again. A new iterator fills the pipeline anew.
+        An iterator that has ended is not called again. A new iterator fills the pipeline again.
         """
         if dataloader_iter is not self._source:
-            self._source, self._is_exhausted = dataloader_iter, False
+            self._source = dataloader_iter
+            self._is_exhausted = False
             self._is_filled = self._is_filled and any(
                 batch is not None for batch, _ in self._stage_outputs
             )
+
         if not self._is_filled:
             self._fill()
+
         batch, event = self._stage_outputs.pop(0)
         self._stage_outputs.append((None, None))
         if batch is not None:
             self._next_index += 1
+
         for stage in range(self.num_stages):
             self._run(stage, self.num_stages - 1 - stage)
         if event is not None:
             event.wait(self._compute_stream)
             cast(Any, batch).record_stream(self._compute_stream)
+
+        # The flush ends when no batch is in flight.
         if batch is None and self._flushing:
             self.flush_end()
             return self.progress(dataloader_iter)
@@ -112,7 +119,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         self._flushing = flush
 
     def flush_end(self) -> None:
-        """End a flush: the next batch fills the pipeline anew."""
+        """End a flush: the next batch fills the pipeline again."""
         self._flushing = self._is_filled = False
         if self.on_flush_end is not None:
             self.on_flush_end()
@@ -127,9 +134,9 @@ class StagedTrainPipeline(Generic[In, StageOut]):
 
     def _fill(self) -> None:
         """Fill the pipeline: batch 0 passes all stages, each later batch one stage less."""
-        for place in range(self.num_stages):
-            for stage in range(self.num_stages - place):
-                self._run(stage, place)
+        for position in range(self.num_stages):
+            for stage in range(self.num_stages - position):
+                self._run(stage, position)
                 callback = self._pipeline_stages[stage].fill_callback
                 if callback is not None:
                     callback()
@@ -137,7 +144,9 @@ class StagedTrainPipeline(Generic[In, StageOut]):
 
     def _run(self, number: int, place: int) -> None:
         """Run a stage of the batch at a position in flight; the first stage reads it."""
-        stage, index = self._pipeline_stages[number], self._next_index + place
+        stage = self._pipeline_stages[number]
+        index = self._next_index + place
+
         try:
             batch, event = (self._read(), None) if number == 0 else self._stage_outputs[place]
             if batch is None:
@@ -145,6 +154,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
                 if stage.data_exhausted_callback is not None:
                     stage.data_exhausted_callback()
                 return
+
             if self._debug_mode:
                 _logger.info("stage %d, %s, of batch %d", number, stage.name, index)
             with self._timeline.mark(stage.name, index):
@@ -168,9 +178,11 @@ def _call(stage: PipelineStage, batch: Any, event: Any) -> tuple[Any, Any]:
         if event is not None:
             event.wait(stream)
             batch.record_stream(stream)
+
         result = stage.runnable(batch)
         if stream is None:
             return result, None
-        done = torch.cuda.Event()
-        done.record(stream)
-        return result, done
+
+        finished = torch.cuda.Event()
+        finished.record(stream)
+        return result, finished

@@ -71,12 +71,17 @@ class Stages:
         call: Callable[[Any], Any] | None = None,
         sync_interval: int | None = None,
     ) -> None:
-        self.model, self.optimizer, self.device = model, optimizer, device
-        self.custom_call, self.sync_interval = call, sync_interval
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        self.custom_call = call
+        self.sync_interval = sync_interval
+
         self.rewritten: RewrittenModel | None = None
         self.iterator: Iterator[Any] | None = None
         self.in_forward: TrainPipelineContext | None = None
-        self._copies, self._sends = SideStream(device), SideStream(device)
+        self._copies = SideStream(device)
+        self._sends = SideStream(device)
 
     def load_from(self, iterator: Iterator[Any]) -> None:
         """Load from an iterator, whose batches may already be on the device."""
@@ -97,6 +102,7 @@ class Stages:
                 batch = next(self.iterator) if self.iterator is not None else None
             except StopIteration:
                 batch = None
+
             if batch is None:
                 self.iterator = None
                 return
@@ -130,7 +136,9 @@ class Stages:
                 for path, sizes in ctx.input_dist_splits_requests.items():
                     ctx.input_dist_tensors_requests[path] = sizes.wait()
         except RanksWithoutBatch as absent:
+            # A rank has sent its status instead of sizes, and every rank has received it.
             ctx.states = [READY if status is None else status for status in absent.statuses]
+
         if self.state_of(ctx) != READY or (ctx.states is not None and min(ctx.states) < READY):
             ctx.input_dist_tensors_requests = {}
         ctx.input_dist_splits_requests = {}
@@ -149,7 +157,8 @@ class Stages:
         if env is None or env.process_group is None or env.world_size == 1:
             return [state]
         return [
-            of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")
+            rank_state
+            for (rank_state,) in comm.all_gather_ints([state], env.process_group, "pipeline")
         ]
 
     def settle(self, ctx: TrainPipelineContext) -> None:
@@ -185,13 +194,18 @@ class Stages:
         self._take_over(ctx)
         self.in_forward = ctx
         try:
-            answer = self.call(ctx.batch)
+            result = self.call(ctx.batch)
         finally:
             self.in_forward = None
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise TypeError(self._other_answer(_form(answer)))
-        ctx.losses, ctx.output = answer
-        ctx.batch, ctx.arguments, ctx.written, ctx.module_contexts = None, {}, {}, {}
+
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(self._other_answer(_form(result)))
+
+        ctx.losses, ctx.output = result
+        ctx.batch = None
+        ctx.arguments = {}
+        ctx.written = {}
+        ctx.module_contexts = {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
         """Compute the gradient of the sum of the losses; nothing for a model in evaluation mode."""
@@ -212,6 +226,7 @@ class Stages:
         name = type(without_wrappers(self.model)).__name__
         if self.custom_call is not None:
             name = "custom_model_fwd"
+
         return (
             f"a pipeline trains a model that returns (losses, output), and {name} returned {form}: "
             "return one loss, or a tensor of them, and what progress() is to return; "
@@ -229,7 +244,7 @@ class Stages:
 def _form(answer: Any) -> str:
     """What a model has returned, for a message."""
     if isinstance(answer, tuple | list):
-        return f"{len(answer)} values, {[type_name(each) for each in answer]}"
+        return f"{len(answer)} values, {[type_name(value) for value in answer]}"
     return type_name(answer)
 
 

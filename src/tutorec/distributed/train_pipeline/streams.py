@@ -34,14 +34,14 @@ def _rebuilt(value: Any, change: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(change, value))
     if isinstance(value, Mapping):
-        return {key: change(part) for key, part in value.items()}
+        return {key: change(element) for key, element in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(
             value,
             **{
-                each.name: change(getattr(value, each.name))
-                for each in dataclasses.fields(value)
-                if each.init
+                field.name: change(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+                if field.init
             },
         )
     return value
@@ -94,17 +94,19 @@ def _record(value: Any, stream: torch.cuda.Stream) -> None:
     if hasattr(value, "record_stream") and not isinstance(value, Mapping):
         value.record_stream(stream)
         return
+
     if dataclasses.is_dataclass(value):
         value = vars(value)
-    parts = (
+    elements = (
         value.values()
         if isinstance(value, Mapping)
         else value
         if isinstance(value, (list, tuple))
         else ()
     )
-    for part in parts:
-        _record(part, stream)
+
+    for element in elements:
+        _record(element, stream)
 
 
 def _recorded(value: Any, stream: torch.cuda.Stream) -> Any:

@@ -60,7 +60,9 @@ class Timeline:
         """Write a file for chrome://tracing or Perfetto: a process per rank, a row per stage."""
         rows = {
             stage: row
-            for row, stage in enumerate(dict.fromkeys(each.stage for each in self.intervals))
+            for row, stage in enumerate(
+                dict.fromkeys(interval.stage for interval in self.intervals)
+            )
         }
         events: list[dict[str, Any]] = [
             {
@@ -72,19 +74,21 @@ class Timeline:
             }
             for stage, row in rows.items()
         ]
+
         events += [
             {
-                "name": f"{each.stage} {each.batch}",
-                "cat": each.stage,
+                "name": f"{interval.stage} {interval.batch}",
+                "cat": interval.stage,
                 "ph": "X",
-                "pid": each.rank,
-                "tid": rows[each.stage],
-                "ts": each.start * 1e6,
-                "dur": (each.end - each.start) * 1e6,
-                "args": {"batch": each.batch},
+                "pid": interval.rank,
+                "tid": rows[interval.stage],
+                "ts": interval.start * 1e6,
+                "dur": (interval.end - interval.start) * 1e6,
+                "args": {"batch": interval.batch},
             }
-            for each in self.intervals
+            for interval in self.intervals
         ]
+
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
@@ -92,7 +96,9 @@ class _Mark(AbstractContextManager[None]):
     """A measured block. torch's record_function takes 20 us, even without a profiler."""
 
     def __init__(self, timeline: Timeline, stage: str, batch: int) -> None:
-        self._timeline, self._stage, self._batch = timeline, stage, batch
+        self._timeline = timeline
+        self._stage = stage
+        self._batch = batch
         self._record = (
             profiler.record_function(f"## {stage} {batch} ##")
             if profiler._is_profiler_enabled
@@ -107,7 +113,8 @@ class _Mark(AbstractContextManager[None]):
     def __exit__(self, *error: Any) -> None:
         if self._record is not None:
             self._record.__exit__(*error)
-        took = Interval(
+
+        interval = Interval(
             self._stage, self._batch, self._start, time.monotonic(), self._timeline.rank
         )
-        self._timeline.intervals.append(took)
+        self._timeline.intervals.append(interval)

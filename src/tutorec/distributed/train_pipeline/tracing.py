@@ -53,7 +53,7 @@ class Tracer(ModelTracer):
         """Whether a module is a leaf of the graph."""
         if isinstance(m, ShardedModule) or module_qualified_name in self._leaf_paths:
             return True
-        return not any(isinstance(part, ShardedModule) for part in m.modules())
+        return not any(isinstance(submodule, ShardedModule) for submodule in m.modules())
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,10 +115,12 @@ class _Slice:
         for parent in node.all_input_nodes:
             if parent in self.nodes:
                 continue
-            why = self._why_not(parent) or self.obstacle(parent)
-            if why is not None:
-                return why
+
+            reason = self._why_not(parent) or self.obstacle(parent)
+            if reason is not None:
+                return reason
             self.nodes.add(parent)
+
         return None
 
     def _why_not(self, node: fx.Node) -> str | None:
@@ -133,10 +135,12 @@ class _Slice:
             )
         if node.op not in ("call_function", "call_method"):
             return None
-        name, how = _called(node), _writes(node)
-        if how is None and _is_random(name):
-            how = "draws random numbers"
-        return f"its input needs {name}(), which {how} and would run twice" if how else None
+
+        name = _called(node)
+        effect = _writes(node)
+        if effect is None and _is_random(name):
+            effect = "draws random numbers"
+        return f"its input needs {name}(), which {effect} and would run twice" if effect else None
 
     def _why_not_module(self, module: nn.Module) -> str | None:
         name = self.names.get(id(module), type(module).__name__)
@@ -149,6 +153,7 @@ class _Slice:
                 f"its input needs the module {name!r}, which runs ahead only with "
                 "pipeline_postproc=True"
             )
+
         return (
             f"its input needs the module {name!r}, which is called several times"
             if self.calls[module] > 1
@@ -170,10 +175,19 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     named = dict(without_wrappers(model).named_modules())
     sharded = {path: module for path, module in named.items() if isinstance(module, ShardedModule)}
     # A sharded module inside another one is called by that one, not by the forward.
-    inner = {each for outer in sharded.values() for each in outer.modules() if each is not outer}
+    inner = {
+        module_inside
+        for outer in sharded.values()
+        for module_inside in outer.modules()
+        if module_inside is not outer
+    }
     sharded = {path: module for path, module in sharded.items() if module not in inner}
+
     names = {id(module): path for path, module in named.items()}
-    root, tracer, stopped = _Step(model, call), Tracer(), ""
+    root = _Step(model, call)
+    tracer = Tracer()
+    stopped = ""
+
     try:
         tracer.trace(root)
     except Exception as error:  # the model's own code may raise anything when it gets proxies
@@ -181,11 +195,13 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
         stopped = (
             f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
         )
+
     modules: dict[str, nn.Module] = dict(root.named_modules())
     calls = _calls(tracer.graph, root)
     first_calls: dict[str, fx.Node] = {}
     needed: dict[str, set[fx.Node]] = {}
     reasons: dict[str, str] = {}
+
     for node in tracer.graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
         path = names.get(id(module))
@@ -196,16 +212,18 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
             or path in reasons
         ):
             continue
+
         ahead = _Slice(modules, names, calls, preprocess)
-        why = ahead.obstacle(node)
-        if why is None:
+        reason = ahead.obstacle(node)
+        if reason is None:
             first_calls[path] = node
             needed[path] = ahead.nodes
         else:
-            reasons[path] = why
+            reasons[path] = reason
     for path in sharded:
         if path not in first_calls and path not in reasons:
             reasons[path] = stopped or "the forward does not call it"
+
     slices = {node for nodes in needed.values() for node in nodes}
     before = [
         modules[str(node.target)]
@@ -225,10 +243,12 @@ def _program(
     root: nn.Module, graph: fx.Graph, calls: Mapping[str, fx.Node], needed: set[fx.Node]
 ) -> fx.GraphModule:
     """The slice as a module."""
-    program, copies = fx.Graph(), {}
+    program = fx.Graph()
+    copies = {}
     for node in graph.nodes:
         if node in needed or node.op == "placeholder":
             copies[node] = program.node_copy(node, copies.__getitem__)
+
     results = {path: (node.args, dict(node.kwargs)) for path, node in calls.items()}
     program.output(map_arg(results, copies.__getitem__))
     return fx.GraphModule(root, program, "EarlyInputs")
@@ -273,5 +293,6 @@ def _is_random(name: str) -> bool:
     operator = getattr(torch.ops.aten, name, None)
     overloads = operator.overloads() if operator is not None else ()
     return any(
-        torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads
+        torch.Tag.nondeterministic_seeded in getattr(operator, overload).tags
+        for overload in overloads
     )
