@@ -31,7 +31,8 @@ class _OfOneType(BaseEmbeddingSharder[Any]):
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-        self._sharding_type, self._kernel_type = sharding_type, kernel_type
+        self._sharding_type = sharding_type
+        self._kernel_type = kernel_type
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The single sharding type."""

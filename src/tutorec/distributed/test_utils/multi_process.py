@@ -60,14 +60,18 @@ class MultiProcessContext:
         use_deterministic_algorithms: bool = True,
         disable_cuda_tf_32: bool = True,
     ) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.backend, self.local_size = backend, local_size
+        self.rank = rank
+        self.world_size = world_size
+        self.backend = backend
+        self.local_size = local_size
         self.disable_cuda_tf_32 = disable_cuda_tf_32
+
         self.device = torch.device("cpu")
         self.pg: dist.ProcessGroup | None = None
         if torch.cuda.is_available() and world_size <= torch.cuda.device_count():
             self.device = torch.device("cuda", rank)
             torch.cuda.set_device(self.device)
+
         if disable_cuda_tf_32 or use_deterministic_algorithms:
             _allow_tf32(False)
         if use_deterministic_algorithms:
@@ -103,11 +107,12 @@ class MultiProcessTestBase(unittest.TestCase):
     @seed_and_log
     def setUp(self) -> None:
         """Set the rendezvous of the ranks and deterministic algorithms until the test ends."""
-        start = {METHOD_VARIABLE: "spawn"} if self._mp_init_mode == "spawn" else {}
-        meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
-        on_gpus = {"NCCL_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        environment = patch.dict(os.environ, meeting | on_gpus | start)
+        start_method = {METHOD_VARIABLE: "spawn"} if self._mp_init_mode == "spawn" else {}
+        rendezvous = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
+        gpu_variables = {"NCCL_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment = patch.dict(os.environ, rendezvous | gpu_variables | start_method)
         environment.start()
+
         self.addCleanup(environment.stop)
         self.addCleanup(
             torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()
@@ -130,6 +135,7 @@ class MultiProcessTestBase(unittest.TestCase):
         kwargs_per_rank: list[dict[str, Any]],
     ) -> None:
         """The same, with different arguments per rank."""
+        # A failure shows the test, not this method.
         __tracebackhide__ = True
         try:
             with Ranks(world_size, timeout=_TIMEOUT_SECONDS) as world:

@@ -107,48 +107,53 @@ class ModelInput:
             max(batch_size - rank, 1) if variable_batch_size else batch_size
             for rank in range(world_size)
         ]
+
         draw = _Draw(batch_size, sizes, device, randomize_indices)
         batch = partial(_batch, use_offsets, indices_dtype, offsets_dtype, lengths_dtype)
-        longest = dict(zip(_feature_names(tables), max_feature_lengths or ()))  # noqa: B905
+        longest_bags = dict(zip(_feature_names(tables), max_feature_lengths or ()))  # noqa: B905
+
         features = _features("tables", tables, tables_pooling, pooling_avg)
-        plain = {
-            name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest.get(name)))
+        plain_bags = {
+            name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest_bags.get(name)))
             for name, (rows, mean) in features.items()
         }
+
         features = _features(
             "weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg
         )
-        weighted = {
+        weighted_bags = {
             name: draw.bags(rows, draw.lengths(mean), True)
             for name, (rows, mean) in features.items()
         }
+
         fill = torch.rand if randomize_indices else torch.zeros
         floats = fill(world_size * batch_size, num_float_features, device=device)
         labels = fill(world_size * batch_size, device=device)
-        local = [
+        local_batches = [
             ModelInput(
                 floats.split(batch_size)[rank],
-                batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
-                batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
+                batch({name: draw.of_rank(bags, rank) for name, bags in plain_bags.items()}),
+                batch({name: draw.of_rank(bags, rank) for name, bags in weighted_bags.items()}),
                 labels.split(batch_size)[rank],
             )
             for rank in range(world_size)
         ]
-        return ModelInput(floats, batch(plain), batch(weighted), labels), local
+
+        return ModelInput(floats, batch(plain_bags), batch(weighted_bags), labels), local_batches
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on ``device``."""
         moved: list[Any] = [
-            None if part is None else part.to(device, non_blocking=non_blocking)
-            for part in self._parts()
+            None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+            for tensor in self._parts()
         ]
         return ModelInput(*moved)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the CUDA caching allocator that ``stream`` uses the batch."""
-        for part in self._parts():
-            if part is not None:
-                part.record_stream(stream)
+        for tensor in self._parts():
+            if tensor is not None:
+                tensor.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
         return self.float_features, self.idlist_features, self.idscore_features, self.label
@@ -177,18 +182,19 @@ class _Draw(NamedTuple):
             lengths = torch.normal(mean, mean / 10, [samples], device=self.device).clamp(min=1)
         else:
             lengths = (torch.randn(samples, device=self.device) + mean).abs()
-        places = torch.arange(self.batch_size, device=self.device)
+
+        positions = torch.arange(self.batch_size, device=self.device)
         lengths = lengths.long() if longest is None else lengths.long().clamp(max=longest)
-        return lengths * torch.cat([places < size for size in self.sizes])
+        return lengths * torch.cat([positions < size for size in self.sizes])
 
     def bags(self, rows: int, lengths: Tensor, weighted: bool = False) -> _Bags:
         """Bags of the given lengths with ids below ``rows``."""
-        number = (int(lengths.sum()),)
+        shape = (int(lengths.sum()),)
         if self.randomize:
-            ids = torch.randint(0, rows, number, device=self.device)
+            ids = torch.randint(0, rows, shape, device=self.device)
         else:
-            ids = torch.zeros(number, dtype=torch.long, device=self.device)
-        return _Bags(lengths, ids, torch.rand(number, device=self.device) if weighted else None)
+            ids = torch.zeros(shape, dtype=torch.long, device=self.device)
+        return _Bags(lengths, ids, torch.rand(shape, device=self.device) if weighted else None)
 
     def of_rank(self, bags: _Bags, rank: int) -> _Bags:
         """The bags of one rank's samples."""
@@ -207,10 +213,11 @@ def _features(
             f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one "
             "for each"
         )
+
     features: dict[str, tuple[int, int]] = {}
     for table, pooling in zip(tables, poolings or [mean] * len(tables), strict=True):
-        kept = table.num_embeddings_post_pruning
-        rows = table.num_embeddings if kept is None else kept
+        rows_after_pruning = table.num_embeddings_post_pruning
+        rows = table.num_embeddings if rows_after_pruning is None else rows_after_pruning
         for name in table.feature_names:
             features[name] = min(rows, features.get(name, (rows, 0))[0]), pooling
     return features
@@ -226,9 +233,12 @@ def _batch(
     """Concatenate features; None if there are none."""
     if not bags:
         return None
+
     lengths, ids, weights = zip(*bags.values(), strict=True)
     all_weights = None if weights[0] is None else torch.cat(weights)
-    keys, all_ids, all_lengths = list(bags), torch.cat(ids).to(indices_dtype), torch.cat(lengths)
+    keys = list(bags)
+    all_ids = torch.cat(ids).to(indices_dtype)
+    all_lengths = torch.cat(lengths)
     if use_offsets:
         offsets = nn.functional.pad(all_lengths.cumsum(0), (1, 0)).to(offsets_dtype)
         return KeyedJaggedTensor(keys, all_ids, all_weights, offsets=offsets)
@@ -263,6 +273,7 @@ class TestDenseArch(nn.Module):
         self.linear = nn.Linear(
             widths[-1], dense_arch_out_size or DENSE_LAYER_OUT_SIZE, device=device
         )
+
         # Tests look for them in a state_dict: a parameter without a gradient, and a buffer.
         self.dummy_param = nn.Parameter(torch.zeros(2, device=device))
         self.register_buffer("dummy_buffer", torch.zeros(1, device=device))
@@ -462,7 +473,9 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         for name, value in refused.items():
             if value is not None:
                 raise NotImplementedError(f"TestSparseNN: {name} is not supported; leave it out")
-        weighted_tables, kwargs = weighted_tables or [], submodule_kwargs or {}
+
+        weighted_tables = weighted_tables or []
+        kwargs = submodule_kwargs or {}
         self.dense = TestDenseArch(num_float_features, dense_device, **kwargs)
         self.sparse: nn.Module = TestEBCSparseArch(tables, weighted_tables, sparse_device, **kwargs)
         names = next(iter(embedding_groups.values())) if embedding_groups else None
@@ -483,8 +496,8 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         self, input: ModelInput, sparse_output: KeyedTensor
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Prediction [B]; (loss, prediction) while training."""
-        over = self.over(self.dense(input.float_features), sparse_output)
-        prediction = torch.sigmoid(over.mean(dim=1)) + self.get_buffer("dummy_ones")
+        over_output = self.over(self.dense(input.float_features), sparse_output)
+        prediction = torch.sigmoid(over_output.mean(dim=1)) + self.get_buffer("dummy_ones")
         if not self.training:
             return prediction
         return F.binary_cross_entropy_with_logits(prediction, input.label), prediction
@@ -509,10 +522,10 @@ def _beside(dense: Tensor, groups: list[Tensor]) -> Tensor:
 @torch.fx.wrap
 def _joined(plain: KeyedTensor, weighted: KeyedTensor | None, samples: int | None) -> KeyedTensor:
     """Both results as one, [samples, D]."""
-    parts = [plain] if weighted is None else [plain, weighted]
-    values = torch.cat([part.values() for part in parts], dim=1)
+    results = [plain] if weighted is None else [plain, weighted]
+    values = torch.cat([result.values() for result in results], dim=1)
     if samples is not None:
         values = F.pad(values, (0, 0, 0, samples - values.size(0)))
-    keys = [key for part in parts for key in part.keys()]
-    lengths = [length for part in parts for length in part.length_per_key()]
+    keys = [key for result in results for key in result.keys()]
+    lengths = [length for result in results for length in result.length_per_key()]
     return KeyedTensor(keys, lengths, values)
