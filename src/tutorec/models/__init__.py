@@ -1,4 +1,4 @@
-"""Models that stand on the collections of tables, and what they are judged by."""
+"""Models on top of the collections of tables, and the metrics that judge them."""
 
 from tutorec._lazy import lazy_package
 

@@ -49,18 +49,23 @@ def click_count_baseline(
         True
     """
     counts = {key: torch.zeros(2, 0, dtype=torch.float64) for key in keys}
-    clicks, rows = 0.0, 0
+    clicks = 0.0
+    rows = 0
     for batch in train:
-        clicks, rows = clicks + float(batch.labels.sum()), rows + batch.labels.numel()
+        clicks = clicks + float(batch.labels.sum())
+        rows = rows + batch.labels.numel()
+
         for key in keys:
             ids, sample, _ = _ids(batch.sparse_features, key)
             counts[key] = _add(counts[key], ids, batch.labels.double()[sample])
+
     require_finite("click_count_baseline: smoothing", smoothing, least=0)
     if not 0 < clicks < rows:
         raise ValueError(
             f"click_count_baseline: {clicks:.0f} clicks in {rows} training rows; both classes "
             "are needed"
         )
+
     rate = clicks / rows
     odds = {
         key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing))
@@ -106,6 +111,7 @@ def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
                 f"{rows - 1}"
             )
         counts += torch.bincount(ids[batch.labels[sample] != 0], minlength=rows)
+
     return counts
 
 

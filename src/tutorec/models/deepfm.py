@@ -1,4 +1,4 @@
-"""DeepFM: a click model with all pairwise products and an MLP beside them (Guo et al., 2017).
+"""DeepFM: a click model with all pairwise products and an MLP (Guo et al., 2017).
 
 ::
 
@@ -142,7 +142,9 @@ class SimpleDeepFMNN(nn.Module):
     ) -> None:
         super().__init__()
         configs = embedding_bag_collection.embedding_bag_configs()
-        names = [name for of_table in get_embedding_names_by_table(configs) for name in of_table]
+        names = [
+            name for table_names in get_embedding_names_by_table(configs) for name in table_names
+        ]
         width = common_width("SimpleDeepFMNN", configs)
         self.sparse_arch = SparseArch(embedding_bag_collection)
         self.dense_arch = DenseArch(num_dense_features, hidden_layer_size, width)

@@ -229,22 +229,27 @@ class InteractionProjectionArch(nn.Module):
         """Vectors [B, D] and [B, F, D] to [B, D + F1 F2]."""
         if self.F <= 0:
             return dense_features
+
         columns = _all_vectors(dense_features, sparse_features, self.F).flatten(1)
         width = dense_features.shape[1]
-        one = self.interaction_branch1(columns).unflatten(1, (-1, width))
-        other = self.interaction_branch2(columns).unflatten(1, (width, -1))
-        return torch.cat((dense_features, torch.bmm(one, other).flatten(1)), dim=1)
+        first = self.interaction_branch1(columns).unflatten(1, (-1, width))
+        second = self.interaction_branch2(columns).unflatten(1, (width, -1))
+        return torch.cat((dense_features, torch.bmm(first, second).flatten(1)), dim=1)
 
 
 def _all_vectors(dense: Tensor, sparse: Tensor, features: int) -> Tensor:
     """The dense vector [B, D] before those of the features [B, F, D]: [B, 1 + F, D]."""
-    if not is_scripting() and not any(isinstance(part, torch.fx.Proxy) for part in (dense, sparse)):
-        one, other = list(dense.shape), list(sparse.shape)
-        if len(one) != 2 or other != [one[0], features, one[1]]:
+    if not is_scripting() and not any(
+        isinstance(vectors, torch.fx.Proxy) for vectors in (dense, sparse)
+    ):
+        dense_shape = list(dense.shape)
+        sparse_shape = list(sparse.shape)
+        if len(dense_shape) != 2 or sparse_shape != [dense_shape[0], features, dense_shape[1]]:
             raise ValueError(
-                f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, "
-                f"{features}, D]"
+                f"DLRM: dense vectors are {dense_shape} and the features' {sparse_shape}, not "
+                f"[B, D] and [B, {features}, D]"
             )
+
     return torch.cat((dense.unsqueeze(1), sparse), dim=1)
 
 
@@ -268,6 +273,7 @@ class OverArch(nn.Module):
             raise ValueError(
                 f"OverArch: layer_sizes={layer_sizes} must have at least two layers, as in [32, 1]"
             )
+
         self.model: nn.Module = nn.Sequential(
             MLP(in_features, layer_sizes[:-1], bias=True, activation="relu", device=device),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], bias=True, device=device),
@@ -325,11 +331,13 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
-        width, features = self.sparse_arch.D, self.sparse_arch.F
+        width = self.sparse_arch.D
+        features = self.sparse_arch.F
         if dense_arch_layer_sizes[-1:] != [width]:
             raise ValueError(
                 f"DLRM: {dense_arch_layer_sizes=} must end in {width}, the tables' embedding_dim"
             )
+
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
         self.inter_arch = InteractionArch(features, device=dense_device)
         self.over_arch = OverArch(
@@ -344,8 +352,8 @@ class DLRM(nn.Module):
         Args:
             compile_mode: A mode of ``torch.compile``. The default records CUDA graphs.
         """
-        for part in (self.dense_arch, self.inter_arch, self.over_arch):
-            part.compile(mode=compile_mode)
+        for arch in (self.dense_arch, self.inter_arch, self.over_arch):
+            arch.compile(mode=compile_mode)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Dense columns [B, D_in] and ids of F features to logits [B, 1]."""
@@ -465,8 +473,11 @@ class DLRM_Projection(DLRM):
             over_arch_layer_sizes,
             dense_device,
         )
-        features, width = self.sparse_arch.F, self.sparse_arch.D
-        branches, products = [], 1
+        features = self.sparse_arch.F
+        width = self.sparse_arch.D
+
+        branches = []
+        products = 1
         for number, sizes in enumerate(
             (interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1
         ):
@@ -477,6 +488,7 @@ class DLRM_Projection(DLRM):
                 )
             branches.append(DenseArch((features + 1) * width, sizes, device=dense_device))
             products *= sizes[-1] // width
+
         self.inter_arch = InteractionProjectionArch(features, *branches)
         self.over_arch = OverArch(width + products, over_arch_layer_sizes, device=dense_device)
 
@@ -533,8 +545,9 @@ def _check_labels(labels: Tensor) -> None:
         or not labels.numel()
     ):
         return
+
     low, high = labels.aminmax()
-    if not (bool(low >= 0) and bool(high <= 1)):  # so asked, NaN is refused too
+    if not (bool(low >= 0) and bool(high <= 1)):  # written so that NaN is refused, too
         sample = int((~((labels >= 0) & (labels <= 1))).flatten().nonzero()[0])
         raise ValueError(
             f"DLRMTrain: the label of sample {sample} is {labels.flatten()[sample].item()}; the "

@@ -37,6 +37,7 @@ def auc(labels: Tensor, scores: Tensor) -> float:
             f"auc: {clicks} clicks and {others} non-clicks; both classes are needed: judge "
             "more samples"
         )
+
     _, group, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     # all members of a group of ties get the group's mean rank
     mean_rank = counts.cumsum(0).double() - (counts.double() - 1) / 2
@@ -104,12 +105,15 @@ def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]
             f"{name}: {labels.numel()} labels and {scores.numel()} scores; need as many, at "
             "least one"
         )
-    labels, scores = labels.detach().reshape(-1).cpu(), scores.detach().reshape(-1).double().cpu()
-    for what, numbers in (("labels", labels), ("scores", scores)):
-        bad = numbers.isnan().nonzero()
+
+    labels = labels.detach().reshape(-1).cpu()
+    scores = scores.detach().reshape(-1).double().cpu()
+    for column, values in (("labels", labels), ("scores", scores)):
+        bad = values.isnan().nonzero()
         if len(bad):
             raise ValueError(
-                f"{name}: {len(bad)} of {len(numbers)} {what} are NaN, the first at sample "
+                f"{name}: {len(bad)} of {len(values)} {column} are NaN, the first at sample "
                 f"{int(bad[0])}"
             )
+
     return labels != 0, scores

@@ -73,16 +73,17 @@ class CandidateIndex:
         require_int("retrieve: k", k, 1, len(self.ids))
         require_int("retrieve: block", block, 1)
         scores = queries.new_empty(len(queries), 0)
-        places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
+        rows = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
         for first in range(0, len(self.ids), block):
             products = queries @ self.vectors[first : first + block].t()
-            positions = torch.arange(
+            block_rows = torch.arange(
                 first, first + products.shape[1], device=queries.device
             ).expand(len(queries), -1)
             scores = torch.cat([scores, products], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
-            places = torch.cat([places, positions], dim=1).gather(1, best)
-        return self.ids.to(places.device)[places], scores
+            rows = torch.cat([rows, block_rows], dim=1).gather(1, best)
+
+        return self.ids.to(rows.device)[rows], scores
 
 
 @torch.no_grad()
@@ -109,28 +110,31 @@ def build_index(
         raise ValueError(
             f"build_index looks up one feature, and candidates have {model.candidate_features}"
         )
+
     group = group or comm.default_group()
     rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
     if group is not None:
         digest = zlib.crc32(ids.detach().cpu().contiguous().numpy().tobytes())
-        facts = {
+        agreed = {
             "the ids of candidates": f"{len(ids)}, CRC-32 {digest:08x}",
             "batch_size": str(batch_size),
         }
-        check_agreement("build_index", facts, ShardingEnv.from_process_group(group))
+        check_agreement("build_index", agreed, ShardingEnv.from_process_group(group))
+
     if len(ids) < world_size:
         raise ValueError(
             f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank"
         )
+
     require_int("build_index: batch_size", batch_size, 1)
-    of_ranks = split_evenly(0, len(ids), world_size)
+    row_ranges = split_evenly(0, len(ids), world_size)
     steps = -(-len(ids) // (world_size * batch_size))
-    parts = [_vectors(model, ids[slice(*rows)]) for rows in split_evenly(*of_ranks[rank], steps)]
-    local = torch.cat(parts)
+    blocks = [_vectors(model, ids[slice(*rows)]) for rows in split_evenly(*row_ranges[rank], steps)]
+    local = torch.cat(blocks)
     if group is None or world_size == 1:
         return CandidateIndex(ids, local)
     columns = local.shape[1]
-    counts = [(stop - first) * columns for first, stop in of_ranks]
+    counts = [(stop - first) * columns for first, stop in row_ranges]
     gathered = comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait()
     return CandidateIndex(ids, gathered.view(-1, columns))
 
@@ -159,7 +163,7 @@ def recall_at(
     Raises:
         AgreementError: ranks differ in ``ks``.
         ValueError: there are no clicks, a k is no number from 1, fewer items were retrieved than
-            asked for, or the feature does not name one item for each sample.
+            the largest k, or the feature does not name one item for each sample.
 
     Example:
         >>> import torch
@@ -181,15 +185,18 @@ def recall_at(
         check_agreement("recall_at", {"ks": str(list(ks))}, ShardingEnv.from_process_group(group))
     counts = [0] * (len(ks) + 1)
     for batch in batches:
-        targets, items = one_id_each(batch.sparse_features, feature), retrieve(batch)
+        targets = one_id_each(batch.sparse_features, feature)
+        items = retrieve(batch)
         if items.dim() != 2 or len(items) != len(targets) or items.shape[1] < max(ks):
             raise ValueError(
                 f"recall at {max(ks)} of {len(targets)} samples: {list(items.shape)} items "
                 "were retrieved"
             )
+
         hits = items == targets.unsqueeze(1)
-        more = [*(int(hits[:, :k].any(1).sum()) for k in ks), len(targets)]
-        counts = [*map(add, counts, more)]
+        batch_counts = [*(int(hits[:, :k].any(1).sum()) for k in ks), len(targets)]
+        counts = [*map(add, counts, batch_counts)]
+
     if group is not None and group.size() > 1:
         counts = [*map(sum, zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True))]
     if counts[-1] == 0:

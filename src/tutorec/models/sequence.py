@@ -84,9 +84,12 @@ class SequenceTower(nn.Module):
                 f"SequenceTower: '{history}' and '{item}' need rows of one width, and have "
                 f"{columns}"
             )
+
         self.embedding_collection = embedding_collection
         self.candidate_features: list[str] = [item]
-        self._features, self._history, self._item = list(columns), history, item
+        self._features = list(columns)
+        self._history = history
+        self._item = item
         width = columns[history]
         self.positions = nn.Parameter(0.02 * torch.randn(longest, width, device=dense_device))
         self.attention = nn.ModuleList(
@@ -143,10 +146,12 @@ def newest_first(history: JaggedTensor, longest: int) -> tuple[Tensor, Tensor]:
         >>> newest_first(rows, 2)[0].squeeze(2).tolist()
         [[3.0, 2.0], [0.0, 0.0]]
     """
-    values, lengths = history.values(), history.lengths()
+    values = history.values()
+    lengths = history.lengths()
     position = torch.arange(longest, device=values.device)
     known = position < lengths.unsqueeze(1)
     index = history.offsets()[1:].unsqueeze(1) - 1 - position
     rows = values.new_zeros(*known.shape, values.shape[1])
     rows[known] = values[index[known]]
+
     return rows, known | (position == 0)

@@ -104,11 +104,11 @@ class StepReports:
 
     def _report(self, step: int) -> bool:
         device = self._losses[0].device
-        of_steps = over_ranks(self._losses, self._sizes, device, self._group)
-        means = of_steps[:, 0] / of_steps[:, 1].clamp(min=1)
+        sums = over_ranks(self._losses, self._sizes, device, self._group)
+        means = sums[:, 0] / sums[:, 1].clamp(min=1)
         refuse_not_finite(means, step - len(means) + 1, self._model, self._group)
 
-        total, count = of_steps.sum(dim=0).tolist()
+        total, count = sums.sum(dim=0).tolist()
         seconds = time.perf_counter() - self._began
         report = StepReport(
             step=step,
@@ -118,34 +118,38 @@ class StepReports:
             learning_rates=self._learning_rates(),
             gradient_norm=self._gradient_norm(),
         )
+
         ends = bool(self._on_step(report))
         if self._group is not None:
-            ends = any(any(each) for each in comm.all_gather_ints([ends], self._group, _STAGE))
+            ends = any(
+                any(rank_ends) for rank_ends in comm.all_gather_ints([ends], self._group, _STAGE)
+            )
         self._begin_report()
         return ends
 
     def _learning_rates(self) -> tuple[float, ...]:
-        mine = {float(group["lr"]) for group in self._optimizer.param_groups}
+        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
         if self._group is not None:  # a rank without tables has fewer groups
-            mine = set().union(*comm.all_gather_objects(mine, self._group, _STAGE))
-        return tuple(sorted(mine, reverse=True))
+            rates = set().union(*comm.all_gather_objects(rates, self._group, _STAGE))
+        return tuple(sorted(rates, reverse=True))
 
     def _gradient_norm(self) -> float | None:
-        own: list[Tensor] = []
+        replicated: list[Tensor] = []
         sharded: list[Tensor] = []
         for parameter in self._model.parameters():
             grad = parameter.grad
             if grad is None:
                 continue
+
             values = grad.coalesce().values() if grad.is_sparse else grad
-            of_ranks = sharded if self._norm.is_sharded(parameter) else own
-            of_ranks.append(values.detach().double().square().sum())
+            norms = sharded if self._norm.is_sharded(parameter) else replicated
+            norms.append(values.detach().double().square().sum())
 
         zero = torch.zeros((), dtype=torch.float64)
-        whole = self._norm(torch.stack(sharded).sum() if sharded else zero, largest=False).cpu()
-        if own:
-            whole = whole + torch.stack(own).sum().cpu()
-        return float(whole.sqrt()) if own or sharded else None
+        squares = self._norm(torch.stack(sharded).sum() if sharded else zero, largest=False).cpu()
+        if replicated:
+            squares = squares + torch.stack(replicated).sum().cpu()
+        return float(squares.sqrt()) if replicated or sharded else None
 
 
 def over_ranks(
@@ -170,13 +174,14 @@ def over_ranks(
     weights = torch.tensor(sizes, dtype=torch.float64, device=device)
     # A mean over no samples may be NaN; it counts for nothing.
     products = torch.where(weights > 0, local * weights, 0.0)
-    of_ranks = gathered(torch.stack([products, weights], dim=1).view(-1), group)
-    counts = [len(of_rank) // 2 for of_rank in of_ranks]
+    per_rank = gathered(torch.stack([products, weights], dim=1).view(-1), group)
+    counts = [len(sums) // 2 for sums in per_rank]
     if len(set(counts)) > 1:
         raise ValueError(
             f"ranks made different numbers of steps: {counts}; give every rank as many batches"
         )
-    return torch.stack(of_ranks).sum(dim=0).cpu().view(-1, 2)
+
+    return torch.stack(per_rank).sum(dim=0).cpu().view(-1, 2)
 
 
 def gathered(local: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
@@ -204,30 +209,32 @@ def refuse_not_finite(
     bad = (~losses.isfinite()).nonzero()
     if not len(bad):
         return
+
     step = int(bad[0])
-    what = f"the loss of step {first_step + step} is {float(losses[step])}"
+    message = f"the loss of step {first_step + step} is {float(losses[step])}"
     if len(losses) > 1:
-        what += f", and {len(bad)} of {len(losses)} are not finite"
-    what += ": lower the learning rate, or look for NaN in the dense columns"
+        message += f", and {len(bad)} of {len(losses)} are not finite"
+    message += ": lower the learning rate, or look for NaN in the dense columns"
+
     names = _not_finite(model, group)
     tables = [name.split(".")[-2] for name in names if _TABLE.search(name)]
     if tables:
-        shown = ", ".join(map(repr, tables[:_SHOWN]))
+        listed = ", ".join(map(repr, tables[:_SHOWN]))
         more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
-        what += f"; NaN or infinite is in rows of {shown}{more}"
+        message += f"; NaN or infinite is in rows of {listed}{more}"
     if len(names) > len(tables):
-        what += f"; {len(names) - len(tables)} dense parameters are not finite"
-    raise FloatingPointError(what)
+        message += f"; {len(names) - len(tables)} dense parameters are not finite"
+    raise FloatingPointError(message)
 
 
 def _not_finite(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
     """Names of parameters that hold NaN or infinity on any rank."""
-    mine = [
+    local = [
         name
         for name, parameter in model.named_parameters()
         if not bool(parameter.detach().sum(dtype=torch.float64).isfinite())
     ]
     if group is None:
-        return mine
-    of_ranks = comm.all_gather_objects(mine, group, _STAGE)
-    return list(dict.fromkeys(name for names in of_ranks for name in names))
+        return local
+    per_rank = comm.all_gather_objects(local, group, _STAGE)
+    return list(dict.fromkeys(name for names in per_rank for name in names))

@@ -124,15 +124,16 @@ def combined_optimizer(
         >>> sorted(optimizer.params)
         ['bias', 'weight']
     """
-    parts: list[KeyedOptimizer] = []
+    optimizers: list[KeyedOptimizer] = []
     fused = getattr(model, "fused_optimizer", None)
     if isinstance(fused, KeyedOptimizer):
-        parts.append(fused)
-    outside = dict(in_backward_optimizer_filter(model.named_parameters()))
-    if outside:
-        parts.append(KeyedOptimizerWrapper(outside, dense))
-    combined = CombinedOptimizer(parts)
+        optimizers.append(fused)
+    other_parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+    if other_parameters:
+        optimizers.append(KeyedOptimizerWrapper(other_parameters, dense))
+    combined = CombinedOptimizer(optimizers)
     _check_each_is_trained("combined_optimizer", model, combined)
+
     return combined
 
 
@@ -142,19 +143,22 @@ def _check_each_is_trained(caller: str, model: nn.Module, optimizer: torch.optim
     Raises:
         ValueError: Two optimizers train a parameter.
     """
-    held = Counter(id(each) for group in optimizer.param_groups for each in group["params"])
-    untrained, twice = [], []
+    trained = Counter(id(weight) for group in optimizer.param_groups for weight in group["params"])
+    untrained = []
+    twice = []
     for name, parameter in model.named_parameters():
         in_backward = hasattr(parameter, "_in_backward_optimizers")
-        if parameter.requires_grad and not in_backward and not held[id(parameter)]:
+        if parameter.requires_grad and not in_backward and not trained[id(parameter)]:
             untrained.append(name)
-        if held[id(parameter)] > 1:
+        if trained[id(parameter)] > 1:
             twice.append(name)
+
     if twice:
         raise ValueError(
             f"{caller}: two optimizers train {', '.join(map(repr, twice))}, and each step would "
             "move them twice: give each parameter to one of them"
         )
+
     if untrained:
         warn_caller(
             f"{caller}: no optimizer trains {', '.join(map(repr, untrained))}: give them to the "
@@ -236,10 +240,12 @@ def train(
     group = group or comm.default_group()
     _check_each_is_trained("train", model, optimizer)
     _agree_on_steps("train", batches, steps, group)
+
     reports = None
     if on_step is not None:
         require_int("train: report_every", report_every, 1)
         reports = StepReports(model, optimizer, on_step, report_every, group)
+
     began = time.perf_counter()
     losses: list[Tensor] = []
     sizes: list[int] = []
@@ -256,6 +262,7 @@ def train(
                 after_step(step)
             if reports is not None and reports.add(step, detached, len(labels)):
                 break
+
     total, weight = over_ranks(losses, sizes, _device_of(model), group).unbind(1)
     mean = total / weight.clamp(min=1)
     refuse_not_finite(mean, first_step + 1, model, group)
@@ -326,7 +333,10 @@ def evaluate(
     """
     group = group or comm.default_group()
     _agree_on_steps("evaluate", batches, None, group)
-    was_training, columns, device = model.training, [], _device_of(model)
+    was_training = model.training
+    columns = []
+    device = _device_of(model)
+
     model.eval()
     try:
         with _bar(progress, length_hint(batches) or None, group) as show:
@@ -338,9 +348,10 @@ def evaluate(
                 show(loss)
     finally:
         model.train(was_training)
+
     local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=device)
-    of_ranks = gathered(local.t().reshape(-1), group)
-    logits, labels = torch.cat(of_ranks).cpu().view(-1, 2).unbind(1)
+    per_rank = gathered(local.t().reshape(-1), group)
+    logits, labels = torch.cat(per_rank).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
@@ -354,15 +365,16 @@ def _answer(
     Raises:
         TypeError: It is something else.
     """
-    answer = model(batch)
-    if isinstance(answer, tuple) and len(answer) == 2:
-        loss, parts = answer
-        if isinstance(parts, tuple | list) and len(parts) == 3:
-            detached, logits, labels = parts
-            if all(isinstance(each, Tensor) for each in (loss, detached, logits, labels)):
+    output = model(batch)
+    if isinstance(output, tuple) and len(output) == 2:
+        loss, details = output
+        if isinstance(details, tuple | list) and len(details) == 3:
+            detached, logits, labels = details
+            if all(isinstance(value, Tensor) for value in (loss, detached, logits, labels)):
                 return loss, (detached, logits, labels)
+
     raise TypeError(
-        f"{caller}: the model answers a batch with {_form(answer)}, and a click model answers with "
+        f"{caller}: the model answers a batch with {_form(output)}, and a click model answers with "
         "loss, (loss.detach(), logits.detach(), labels): let its forward return these, as "
         "DLRMTrain's does; TrainPipelineSparseDist trains a model with other results"
     )
@@ -372,6 +384,7 @@ def _form(answer: Any) -> str:
     """What an answer is made of: ``(a tensor [], a dict)``."""
     if isinstance(answer, tuple | list):
         return f"({', '.join(map(_form, answer))})"
+
     return (
         f"a tensor {list(answer.shape)}"
         if isinstance(answer, Tensor)
@@ -394,7 +407,9 @@ def _agree_on_steps(
     """
     if group is None or group.size() == 1:
         return
-    most, known = -1 if steps is None else steps, length_hint(batches, -1)
+
+    most = -1 if steps is None else steps
+    known = length_hint(batches, -1)
     planned = max(most, known) if min(most, known) < 0 else min(most, known)
     counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:

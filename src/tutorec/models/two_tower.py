@@ -109,10 +109,12 @@ class TwoTower(nn.Module):
         self.query_features: list[str] = list(query_features)
         self.candidate_features: list[str] = list(candidate_features)
         configs = embedding_bag_collection.embedding_bag_configs()
+
         columns: dict[str, list[tuple[str, int]]] = {}
         for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 columns.setdefault(feature, []).append((name, config.embedding_dim))
+
         self._features = list(columns)
         self._query_columns, query_width = _of_tower("query_features", self.query_features, columns)
         self._candidate_columns, candidate_width = _of_tower(
@@ -152,8 +154,8 @@ class TwoTower(nn.Module):
 class TwoTowerTrain(nn.Module):
     """Two towers and their loss: among its own and other candidates, each query is to find its own.
 
-    The loss is the cross-entropy of a softmax over candidates. All items would be too many, so some
-    stand for them:
+    The loss is the cross-entropy of a softmax over candidates. All items would be too many, so a
+    sample of them is used:
 
     - ``"in_batch"``: the candidates of the other samples. They cost nothing, but what is clicked
       often is there often, and would be pushed down for it; given the candidates' frequencies, a
@@ -167,7 +169,7 @@ class TwoTowerTrain(nn.Module):
 
     Args:
         two_tower: The model: a TwoTower, or another module with its queries and candidates.
-        negatives: Which candidates stand for all.
+        negatives: Which candidates are that sample.
         frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None:
             no correction.
         rows: Ids to draw from, 0 .. rows-1; for ``"random"``.
@@ -198,8 +200,11 @@ class TwoTowerTrain(nn.Module):
                 raise ValueError(
                     f"negatives='random' draws ids of one feature; use 'in_batch' for {names}"
                 )
+
         self.model: Towers = two_tower
-        self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
+        self._negatives = negatives
+        self._rows = rows or 0
+        self._drawn = drawn
         if frequency is not None and not (frequency.dim() == 1 and bool((frequency >= 0).all())):
             raise ValueError(
                 f"frequency must be a tensor [rows] of numbers from 0, got {list(frequency.shape)}"
@@ -221,6 +226,7 @@ class TwoTowerTrain(nn.Module):
         # The mean over no samples would be no number, and other ranks wait for this one's
         # gradients.
         loss = F.cross_entropy(scores, targets, reduction="sum") / max(len(ids), 1)
+
         return loss, (loss.detach(), scores.detach(), targets)
 
     def _in_batch(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,6 +235,7 @@ class TwoTowerTrain(nn.Module):
         scores = queries @ candidates.t()
         if self._log_frequency is not None:
             scores = scores - self._log_frequency[ids]
+
         targets = torch.arange(len(ids), device=ids.device)
         again = ids.unsqueeze(0) == ids.unsqueeze(1)
         again.fill_diagonal_(False)
@@ -246,6 +253,7 @@ class TwoTowerTrain(nn.Module):
             [(queries * positives).sum(1, keepdim=True), queries @ negatives.t()], dim=1
         )
         again = F.pad(drawn.unsqueeze(0) == ids.unsqueeze(1), (1, 0))
+
         return scores.masked_fill(again, -torch.inf), torch.zeros_like(ids, dtype=torch.long)
 
 
@@ -268,16 +276,18 @@ def clicks_of(batch: Batch) -> Batch:
         >>> len(clicks.labels) == int(batch.labels.sum()), clicks.sparse_features.keys()
         (True, ['user', 'item', 'clicked'])
     """
-    features, clicked = batch.sparse_features, batch.labels != 0
+    features = batch.sparse_features
+    clicked = batch.labels != 0
     lengths = features.lengths().view(len(features.keys()), -1)
-    of_ids = clicked.repeat(len(lengths)).repeat_interleave(features.lengths().long())
+    id_clicked = clicked.repeat(len(lengths)).repeat_interleave(features.lengths().long())
     weights = features.weights_or_none()
     picked = KeyedJaggedTensor(
         features.keys(),
-        features.values()[of_ids],
-        None if weights is None else weights[of_ids],
+        features.values()[id_clicked],
+        None if weights is None else weights[id_clicked],
         lengths=lengths[:, clicked].reshape(-1),
     )
+
     return Batch(batch.dense_features[clicked], picked, batch.labels[clicked])
 
 
@@ -294,10 +304,12 @@ def with_empty_bags(features: KeyedJaggedTensor, names: list[str]) -> KeyedJagge
         >>> with_empty_bags(users, ["user", "item"]).lengths().tolist()
         [1, 1, 0, 0]
     """
-    keys, missing = features.keys(), torch.jit.annotate(list[str], [])
+    keys = features.keys()
+    missing = torch.jit.annotate(list[str], [])
     for name in names:  # in words that TorchScript compiles
         if name not in keys:
             missing.append(name)
+
     if len(missing) == 0:
         return features
     empty = features.lengths().new_zeros([len(missing) * features.stride()])
@@ -331,16 +343,18 @@ def _of_tower(
         raise ValueError(
             f"TwoTower: {what}={features} must name at least one of {sorted(columns)}, and no other"
         )
-    pooled = [each for feature in features for each in columns[feature]]
+    pooled = [column for feature in features for column in columns[feature]]
     return [name for name, _ in pooled], sum(width for _, width in pooled)
 
 
 def _with_more_samples(features: KeyedJaggedTensor, key: str, ids: Tensor) -> KeyedJaggedTensor:
     """The samples, and one more for each id, with only that id in the bag of ``key``."""
-    values, lengths = [], []
+    values = []
+    lengths = []
     for name in features.keys():
         bags = features[name]
         more = ids if name == key else ids[:0]
         values += [bags.values(), more]
         lengths += [bags.lengths(), bags.lengths().new_full((len(ids),), int(name == key))]
+
     return KeyedJaggedTensor(features.keys(), torch.cat(values), lengths=torch.cat(lengths))
