@@ -37,6 +37,7 @@ def missing_tools() -> str | None:
             "the C++ loader opens operator libraries as Linux and macOS do, and is not built on "
             "Windows"
         )
+
     absent = [] if shutil.which("cmake") else ["cmake"]
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "c++", "g++", "clang++"])):
         absent.append("C++ compiler")
@@ -61,11 +62,12 @@ def build_loader(folder: str | Path | None = None) -> Path:
     """
     try:
         folder = _default_folder() if folder is None else Path(folder)
-        there = folder.exists()
+        exists = folder.exists()
     except OSError as error:
         raise BackendError(_no_folder(error)) from error
+
     program = folder / _PROGRAM
-    if there:
+    if exists:
         _check_own(folder)
     if program.is_file():
         _check_own(program)
@@ -77,6 +79,7 @@ def build_loader(folder: str | Path | None = None) -> Path:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BackendError(_no_folder(error)) from error
+
     # Built in a temporary folder and moved: two processes may build at once, and a build may be
     # interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
@@ -86,6 +89,7 @@ def build_loader(folder: str | Path | None = None) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         _check_own(folder)
         os.replace(Path(building) / _PROGRAM, program)
+
     return program
 
 
@@ -121,10 +125,11 @@ def score_with_loader(
             path = Path(folder) / "request.txt"
             path.write_text(tensors_to_text(request) + "\n")
             request = path
+
         # The order of summation depends on the number of threads.
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [str(loader), str(model), str(request), *operator_libraries()]
-        ran = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             encoding="utf-8",
@@ -132,19 +137,21 @@ def score_with_loader(
             check=False,
             env=environment,
         )
-    if ran.returncode != 0:
+
+    if process.returncode != 0:
         raise ValueError(
-            ran.stderr.strip() or f"the loader {str(loader)!r} ended with code {ran.returncode}"
+            process.stderr.strip()
+            or f"the loader {str(loader)!r} ended with code {process.returncode}"
         )
-    answers = tuple(tensors_from_text(ran.stdout).values())
-    return answers[0] if len(answers) == 1 else answers
+    results = tuple(tensors_from_text(process.stdout).values())
+    return results[0] if len(results) == 1 else results
 
 
 def _default_folder() -> Path:
     """The default folder, for this torch, this C++ library ABI and this source."""
-    facts = [torch.__version__, torch.__file__, sys.platform]
-    facts += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
-    return cache_folder() / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    build_inputs = [torch.__version__, torch.__file__, sys.platform]
+    build_inputs += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
+    return cache_folder() / f"loader_{hashlib.sha256(repr(build_inputs).encode()).hexdigest()[:16]}"
 
 
 def _check_own(path: Path) -> None:
@@ -155,6 +162,7 @@ def _check_own(path: Path) -> None:
     """
     if not hasattr(os, "getuid"):
         return
+
     status = path.stat()
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BackendError(
@@ -170,7 +178,7 @@ def _run(command: list[str]) -> None:
     Raises:
         BackendError: It fails.
     """
-    ran = subprocess.run(
+    process = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -178,5 +186,5 @@ def _run(command: list[str]) -> None:
         errors="replace",
         check=False,
     )
-    if ran.returncode != 0:
-        raise BackendError(f"{' '.join(command)} failed:\n{ran.stdout[-4000:]}")
+    if process.returncode != 0:
+        raise BackendError(f"{' '.join(command)} failed:\n{process.stdout[-4000:]}")

@@ -27,7 +27,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 __all__ = ["export_model", "load_exported", "save_exported"]
 
 # Folders of an archive: the example inputs, and the tensors with their index.
-_SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
+_SAMPLE_INPUTS = "data/sample_inputs/"
+_TENSORS = ("data/weights/", "data/constants/")
 
 
 def export_model(
@@ -78,26 +79,31 @@ def export_model(
     """
     backend()
     samples = _samples(example)
-    dimension, shapes = torch.export.Dim("samples"), []
-    for position, part in enumerate(example):
-        if isinstance(part, KeyedJaggedTensor):
+    dimension = torch.export.Dim("samples")
+    shapes = []
+    for position, argument in enumerate(example):
+        if isinstance(argument, KeyedJaggedTensor):
             ids = {0: torch.export.Dim(f"ids_{position}")}
-            weights = [] if part.weights_or_none() is None else [ids]
-            shapes.append([ids, {0: len(part.keys()) * dimension}, *weights])
+            weights = [] if argument.weights_or_none() is None else [ids]
+            shapes.append([ids, {0: len(argument.keys()) * dimension}, *weights])
         else:
-            shapes.append({0: dimension} if part.dim() > 0 and part.shape[0] == samples else None)
+            shapes.append(
+                {0: dimension} if argument.dim() > 0 and argument.shape[0] == samples else None
+            )
+
     with torch.no_grad(), _no_special_sizes():
         program = torch.export.export(
             model, tuple(example), dynamic_shapes=tuple(shapes), strict=False
         )
+
     renew_constants(program)
     _drop_unused_buffers(program)
     frozen: dict[int, nn.Parameter] = {}
     for name, value in list(program.state_dict.items()):
         if isinstance(value, nn.Parameter):
             # A tensor of its own, which shares memory: the model may be trained on.
-            own = nn.Parameter(value.detach(), requires_grad=False)
-            program.state_dict[name] = frozen.setdefault(id(value), own)
+            parameter = nn.Parameter(value.detach(), requires_grad=False)
+            program.state_dict[name] = frozen.setdefault(id(value), parameter)
     return program
 
 
@@ -138,6 +144,7 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
     """
     backend()
     check_digest(path)
+
     try:
         pickled = _pickled_records(path)
         if not pickled:
@@ -149,6 +156,7 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
         raise ValueError(
             f"{str(path)!r} holds no exported program; write it with save_exported: {error}"
         ) from error
+
     danger = (
         f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library"
     )
@@ -159,7 +167,8 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
 
 def _pickled_records(path: str | Path) -> list[str]:
     """The records of an archive that torch.export.load would run as code: pickles and libraries."""
-    archive, records = PT2ArchiveReader(str(path)), []
+    archive = PT2ArchiveReader(str(path))
+    records = []
     for name in archive.get_file_names():
         # torch 2.8 writes the tensors as it does the inputs, in one file and without an index.
         saved_whole = name.startswith(_TENSORS) and name.endswith(".pt")
@@ -176,12 +185,13 @@ def _pickled_records(path: str | Path) -> list[str]:
                     records.append(f"{name}: {key}")
         elif name.endswith(".pt") or name.startswith("data/aotinductor/"):
             records.append(name)
+
     return records
 
 
 def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:
     """B of the example's batches."""
-    batches = [part for part in example if isinstance(part, KeyedJaggedTensor)]
+    batches = [value for value in example if isinstance(value, KeyedJaggedTensor)]
     batch_sizes = {batch.stride() for batch in batches}
     if any(batch.variable_stride_per_key() for batch in batches) or len(batch_sizes) > 1:
         raise ValueError(f"the example's features differ in their number of samples: {batch_sizes}")
@@ -194,6 +204,7 @@ def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:
         raise ValueError(
             f"the example needs batches of at least 2 samples and 2 ids; (samples, ids) are {sizes}"
         )
+
     return batch_sizes.pop()
 
 
@@ -202,13 +213,15 @@ def _drop_unused_buffers(program: torch.export.ExportedProgram) -> None:
 
     Otherwise the file would contain both.
     """
-    specs, state = program.graph_signature.input_specs, program.state_dict
+    specs = program.graph_signature.input_specs
+    state = program.state_dict
     for node in [node for node in program.graph.nodes if node.op == "placeholder"]:
         spec = next(spec for spec in specs if spec.arg.name == node.name)
         if spec.kind is InputKind.BUFFER and not node.users:
             program.graph.erase_node(node)
             specs.remove(spec)
             state.pop(str(spec.target), None)
+
     program.graph_module.recompile()
     program.validate()
 

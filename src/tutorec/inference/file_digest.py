@@ -28,7 +28,8 @@ __all__ = ["check_digest", "digested_file"]
 _LABEL = b"tutorec sha256 "
 _COMMENT = len(_LABEL) + 2 * hashlib.sha256().digest_size
 # The end record of a zip archive has 22 bytes; its last two are the length of the comment.
-_END, _SIGNATURE = 22, b"PK\5\6"
+_END = 22
+_SIGNATURE = b"PK\5\6"
 
 
 @contextmanager
@@ -47,6 +48,7 @@ def digested_file(path: str | Path) -> Iterator[Path]:
         raise FileNotFoundError(
             f"there is no folder {str(folder)!r} to write {Path(path).name!r} to"
         )
+
     with whole_file(path) as draft:
         yield draft
         with draft.open("rb+") as file:
@@ -71,6 +73,7 @@ def check_digest(path: str | Path) -> None:
         end = file.read()
         if end.startswith(_SIGNATURE) and end.endswith(b"\0\0"):
             return
+
         file.seek(max(size - _COMMENT, 0))
         if size < _END + _COMMENT or file.read() != _comment(file, size - _COMMENT):
             problem = "is damaged, cut or not a model: it does not end in the SHA-256 of the rest"

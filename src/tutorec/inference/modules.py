@@ -85,21 +85,25 @@ def quantize_embeddings(
         TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes
         all collections.
     """
-    parts = module.named_modules()
-    spread = next(filter(None, (spread_over_devices(path, part) for path, part in parts)), None)
+    modules = module.named_modules()
+    spread = next(
+        filter(None, (spread_over_devices(path, submodule) for path, submodule in modules)), None
+    )
     if inplace and spread is not None:
         warnings.warn(f"{spread} and stay as they are: {QUANTIZE_FIRST}", stacklevel=2)
         return module.eval()
-    known = {
+
+    quantized_classes = {
         EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection],
         **(additional_mapping or {}),
     }
-    kinds = {
-        kind: known[kind]
-        for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
+    selected = {
+        module_class: quantized_classes[module_class]
+        for module_class in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
     }
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
-    return swap_collections(module, config, kinds, inplace=inplace).eval()
+
+    return swap_collections(module, config, selected, inplace=inplace).eval()
 
 
 def quantize_inference_model(
@@ -143,17 +147,20 @@ def quantize_inference_model(
     """
     by_name = quantization_mapping
     if by_name is None:
-        by_name = {torch.typename(kind): quantized for kind, quantized in QUANTIZED.items()}
-    kinds = {
-        type(each): by_name[torch.typename(each)]
-        for each in model.modules()
-        if torch.typename(each) in by_name
+        by_name = {
+            torch.typename(float_class): quantized for float_class, quantized in QUANTIZED.items()
+        }
+    quantized_classes = {
+        type(submodule): by_name[torch.typename(submodule)]
+        for submodule in model.modules()
+        if torch.typename(submodule) in by_name
     }
-    if quantization_mapping is not None and not kinds:
+    if quantization_mapping is not None and not quantized_classes:
         raise ValueError(f"no module's class is in quantization_mapping: {[*quantization_mapping]}")
-    quant_prep_enable_register_tbes(model, [*kinds])
+
+    quant_prep_enable_register_tbes(model, [*quantized_classes])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
-    return swap_collections(model, config, kinds or QUANTIZED, inplace=True).eval()
+    return swap_collections(model, config, quantized_classes or QUANTIZED, inplace=True).eval()
 
 
 def shard_quant_model(
@@ -218,6 +225,7 @@ def shard_quant_model(
     require_int("world_size", world_size, 1)
     sharders = [sharder() for sharder in QUANT_SHARDERS] if sharders is None else list(sharders)
     env = ShardingEnv.from_local(world_size, 0)
+
     collections = dict(collections_of(model, sharders))
     if not collections:
         raise ValueError(f"{type(model).__name__} is not quantized: tutorec.quantize(model) first")
@@ -226,11 +234,12 @@ def shard_quant_model(
         if constraints is None:
             constraints = _whole_tables(
                 name
-                for part, each in collections.values()
-                for name in each.shardable_parameters(part)
+                for collection, table_sharder in collections.values()
+                for name in table_sharder.shardable_parameters(collection)
             )
         topology = _topology(world_size, compute_device, device_memory_size, ddr_cap)
         plan = _planned(model, sharders, topology, constraints)
+
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders).requires_grad_(False), plan
 
@@ -239,9 +248,11 @@ def _whole_tables(names: Any) -> dict[str, Any]:
     """Constraints that keep every table whole; results equal the unsharded ones bit for bit."""
     from tutorec.distributed.planner.options import ParameterConstraints
 
-    kinds, kernels = [ShardingType.TABLE_WISE.value], [EmbeddingComputeKernel.QUANT.value]
+    sharding_types = [ShardingType.TABLE_WISE.value]
+    kernels = [EmbeddingComputeKernel.QUANT.value]
     return {
-        name: ParameterConstraints(sharding_types=kinds, compute_kernels=kernels) for name in names
+        name: ParameterConstraints(sharding_types=sharding_types, compute_kernels=kernels)
+        for name in names
     }
 
 
@@ -259,6 +270,7 @@ def _topology(
             torch.cuda.get_device_properties(i).total_memory
             for i in range(torch.cuda.device_count())
         )
+
     return Topology(
         world_size,
         compute_device,

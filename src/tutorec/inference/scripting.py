@@ -50,11 +50,13 @@ def script_model(
         scripted = torch.jit.script(graph)
     # A tensor of its own for each: the model may be trained on.
     frozen = {
-        id(each): (each, nn.Parameter(each.detach(), False)) for each in scripted.parameters()
+        id(weight): (weight, nn.Parameter(weight.detach(), False))
+        for weight in scripted.parameters()
     }
-    for part in scripted.modules():
-        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            setattr(part, name, frozen[id(parameter)][1])
+    for module in scripted.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, frozen[id(parameter)][1])
+
     return scripted
 
 
@@ -103,6 +105,7 @@ def load_scripted(
         raise ValueError(
             f"{str(path)!r} holds no scripted model; write it with save_scripted: {error}"
         ) from error
+
     for parameter in scripted.parameters():
         parameter.requires_grad_(False)
     return scripted

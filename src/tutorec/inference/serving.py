@@ -75,6 +75,7 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
             f"lengths has a negative number, {int(lengths[at])}, for feature "
             f"'{keys[at // samples]}', sample {at % samples}"
         )
+
     total = int(lengths.sum())
     if total != values.numel():
         raise ValueError(f"lengths add up to {total}, and there are {values.numel()} values")
@@ -160,27 +161,28 @@ def with_tensor_inputs(
         torch.Size([2, 4])
     """
     names = _argument_names(model, len(example))
-    several = sum(isinstance(part, KeyedJaggedTensor) for part in example) > 1
+    several = sum(isinstance(value, KeyedJaggedTensor) for value in example) > 1
     graph = torch.fx.Graph()
     # TorchScript's signature follows the placeholders, which must come first.
     inputs: list[Any] = [
         {
             field: graph.placeholder(f"{name}_{field}" if several else field, Tensor)
-            for field in _fields(name, part)
+            for field in _fields(name, value)
         }
-        if isinstance(part, KeyedJaggedTensor)
+        if isinstance(value, KeyedJaggedTensor)
         else graph.placeholder(name, Tensor)
-        for name, part in zip(names, example, strict=True)
+        for name, value in zip(names, example, strict=True)
     ]
     values = [
-        graph.call_function(batch_of_lists, (), {"keys": list(part.keys()), **given})
-        if isinstance(part, KeyedJaggedTensor)
-        else given
-        for part, given in zip(example, inputs, strict=True)
+        graph.call_function(batch_of_lists, (), {"keys": list(value.keys()), **nodes})
+        if isinstance(value, KeyedJaggedTensor)
+        else nodes
+        for value, nodes in zip(example, inputs, strict=True)
     ]
-    answer = graph.call_module("model", tuple(values))
+    result = graph.call_module("model", tuple(values))
+
     with torch.no_grad():
-        graph.output(_tensors_of(graph, answer, model(*example)))
+        graph.output(_tensors_of(graph, result, model(*example)))
     return ServedModel({"model": model}, graph, type(model).__name__)
 
 
@@ -199,19 +201,21 @@ def request_of(
     """
     names = [node.name for node in served.graph.nodes if node.op == "placeholder"]
     keys = [node.kwargs["keys"] for node in served.graph.nodes if node.target is batch_of_lists]
+
     tensors = []
-    for part in inputs:
-        if not isinstance(part, KeyedJaggedTensor):
-            tensors.append(part)
+    for value in inputs:
+        if not isinstance(value, KeyedJaggedTensor):
+            tensors.append(value)
             continue
         expected = keys.pop(0) if keys else None
-        if part.keys() != expected:
+        if value.keys() != expected:
             raise ValueError(
                 f"the model is served for a batch of {expected}, and the given batch has the "
-                f"keys {part.keys()}"
+                f"keys {value.keys()}"
             )
-        weights = part.weights_or_none()
-        tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
+        weights = value.weights_or_none()
+        tensors += [value.values(), value.lengths(), *([] if weights is None else [weights])]
+
     if len(tensors) != len(names):
         raise ValueError(
             f"the model is served with {len(names)} tensors {names}; the inputs hold {len(tensors)}"
@@ -249,6 +253,7 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
             )
         lines.append(" ".join([name, _NAMES[tensor.dtype], *map(str, tensor.shape)]))
         lines.append(" ".join(map(repr, tensor.detach().reshape(-1).tolist())))
+
     return "\n".join(lines)
 
 
@@ -265,34 +270,38 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
         >>> tensors_from_text("answer float32 1 2\n0.25 1e-3")
         {'answer': tensor([[0.2500, 0.0010]])}
     """
-    tensors, lines = {}, iter(text.splitlines())
+    tensors = {}
+    lines = iter(text.splitlines())
     for line in lines:
         if not line.strip():
             continue
+
         name, *rest = line.split()
         numbers = next(lines, "").split()
         try:
             if name in tensors:
                 raise ValueError(f"{name} is there twice")
-            (dtype, *words) = rest
-            kind = _DTYPES[dtype]
-            sizes = [int(word) for word in words]
+            (dtype, *size_texts) = rest
+            tensor_dtype = _DTYPES[dtype]
+            sizes = [int(size) for size in size_texts]
             if min(sizes, default=0) < 0:
                 raise ValueError(f"the size {min(sizes)} is negative")
-            tensors[name] = _numbers(numbers, kind).reshape(sizes)
+            tensors[name] = _numbers(numbers, tensor_dtype).reshape(sizes)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {reason}"
             ) from error
+
     return tensors
 
 
 def _numbers(words: list[str], dtype: torch.dtype) -> Tensor:
     """The elements of a tensor from their text [N]."""
     if not dtype.is_floating_point:
-        return torch.tensor([int(word) for word in words], dtype=dtype)
-    parsed = torch.tensor([float(word) for word in words], dtype=dtype)
+        return torch.tensor([int(number) for number in words], dtype=dtype)
+
+    parsed = torch.tensor([float(number) for number in words], dtype=dtype)
     for index in parsed.isinf().nonzero().flatten().tolist():
         if "inf" not in words[index].lower():
             raise ValueError(f"{words[index]} does not fit")
@@ -303,7 +312,7 @@ def _argument_names(model: nn.Module, inputs: int) -> list[str]:
     """Names of the arguments of a model's forward for the inputs."""
     arguments = inspect.signature(model.forward).parameters
     names = list(arguments)
-    needed = [name for name, one in arguments.items() if one.default is one.empty]
+    needed = [name for name, argument in arguments.items() if argument.default is argument.empty]
     if not len(needed) <= inputs <= len(names):
         raise ValueError(
             f"{type(model).__name__}.forward takes {names}, and the example has {inputs} inputs"
@@ -315,6 +324,7 @@ def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
     """The tensors of a batch."""
     if batch.variable_stride_per_key():
         raise ValueError(f"input {name!r} has a number of samples for each feature, not one")
+
     return (
         ["values", "lengths"]
         if batch.weights_or_none() is None
@@ -329,10 +339,12 @@ def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> A
     if isinstance(example, KeyedTensor):
         return graph.call_method("values", (answer,))
     if isinstance(example, tuple) and example:
-        parts = [
+        elements = [
             graph.call_function(operator.getitem, (answer, index)) for index in range(len(example))
         ]
         return tuple(
-            _tensors_of(graph, part, each) for part, each in zip(parts, example, strict=True)
+            _tensors_of(graph, element, value)
+            for element, value in zip(elements, example, strict=True)
         )
+
     raise TypeError(f"the model returns a {type(example).__name__}, not a tensor or a KeyedTensor")

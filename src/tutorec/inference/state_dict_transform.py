@@ -40,7 +40,8 @@ def state_dict_to_device(
 
 def _moved(value: Any, pg: dist.ProcessGroup, device: torch.device) -> ShardedTensor:
     metadata = value.metadata()
-    ranks, shards = dist.get_process_group_ranks(pg), metadata.shards_metadata
+    ranks = dist.get_process_group_ranks(pg)
+    shards = metadata.shards_metadata
     rectangles = [
         (list(shard.shard_offsets), list(shard.shard_sizes), ranks.index(shard.placement.rank()))
         for shard in shards
@@ -48,6 +49,7 @@ def _moved(value: Any, pg: dist.ProcessGroup, device: torch.device) -> ShardedTe
     local = [shard.tensor.to(device) for shard in value.local_shards()]
     dtype = metadata.tensor_properties.dtype
     env = ShardingEnv.from_process_group(pg)
+
     return sharded_tensor(metadata.size, rectangles, local, dtype, env, device)
 
 
@@ -77,6 +79,7 @@ def state_dict_gather(
     missing = [name for name in dst if name not in src]
     if missing:
         raise KeyError(f"the state lacks {missing[:5]}; it has {list(src)[:5]}")
+
     for name, target in dst.items():
         value = src[name]
         if isinstance(value, ShardedTensor):

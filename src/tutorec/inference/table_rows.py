@@ -50,12 +50,12 @@ def set_pruning_data(
     Source:
         TorchRec's ``torchrec.inference.modules.set_pruning_data``, which ignores unknown names.
     """
-    kinds = tuple(module_types or QUANTIZED)
+    classes = tuple(module_types or QUANTIZED)
     collections = [
-        (module, {one.name: one.num_embeddings for one in tables_of(module)[1]})
+        (module, {config.name: config.num_embeddings for config in tables_of(module)[1]})
         for module in model.modules()
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
-        and type(module) in kinds
+        and type(module) in classes
     ]
     known = {name for _, tables in collections for name in tables}
     unknown = sorted(set(tables_to_rows_post_pruning) - known)
@@ -63,6 +63,7 @@ def set_pruning_data(
         raise KeyError(
             f"there are no tables {unknown} in float collections; the tables are {sorted(known)}"
         )
+
     for _, tables in collections:
         for name, rows in tables.items():
             require_int(
@@ -71,12 +72,14 @@ def set_pruning_data(
                 1,
                 rows,
             )
+
     for module, _ in collections:
         setattr(
             module,
             MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT,
             dict(tables_to_rows_post_pruning),
         )
+
     return model
 
 
@@ -108,9 +111,11 @@ def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
     """
     weights: Weights = {}
     for name, collection, table in _tables(model):
-        rows, layout = collection.packed_rows(table), collection.packed_table(table).layout
+        rows = collection.packed_rows(table)
+        layout = collection.packed_table(table).layout
         payload = rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
         weights[name] = payload, rows[:, : layout.scale_bytes] if layout.scale_bytes else None
+
     return weights
 
 
@@ -135,6 +140,7 @@ def assign_weights_to_tbe(
     missing = [name for name, _, _ in tables if name not in table_to_weight]
     if missing:
         raise KeyError(f"no packed rows for the tables {missing}; some for {list(table_to_weight)}")
+
     for name, collection, table in tables:
         check_packed(name, collection.packed_table(table), *table_to_weight[name])
     for name, collection, table in tables:
@@ -147,6 +153,7 @@ def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
     for path, module in model.named_modules():
         if isinstance(module, PackedTables | ShardedQuantModule):
             tables += [(path, module, table) for table in module.table_names()]
+
     if not tables:
         raise ValueError(f"{type(model).__name__} is not quantized: tutorec.quantize(model) first")
     count = Counter(table for _, _, table in tables)
