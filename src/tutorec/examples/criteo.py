@@ -76,29 +76,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = parser(NAME, "Train a DLRM on Criteo's click logs.")
-    made.epilog = f"{made.epilog} folder"
-    made.add_argument(
+    options_parser = parser(NAME, "Train a DLRM on Criteo's click logs.")
+    options_parser.epilog = f"{options_parser.epilog} folder"
+
+    options_parser.add_argument(
         "folder", type=Path, help="where *_dense.npy, *_sparse.npy and *_labels.npy are"
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--interaction",
         choices=("original", "dcn", "projection"),
         help="of the features (original; for --mlperf dcn)",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--hash-rows", type=positive, default=20_000, help="rows of each table (%(default)s)"
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--mlperf",
         type=share,
         metavar="SCALE",
         help="MLPerf's model, its tables with this share of their rows",
     )
+
     # MLPerf's rates are 0.005 with a batch of 65,536; a cross network of that size diverges with
     # them at 512
-    made.set_defaults(epochs=1, table_rate=0.02, rate=0.001)
-    options = made.parse_args(argv)
+    options_parser.set_defaults(epochs=1, table_rate=0.02, rate=0.001)
+    options = options_parser.parse_args(argv)
+
     shape = shape_of(options)
     train, test = read(options.folder, shape, options.batch_size)
     run = Run(
@@ -124,9 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def shape_of(options: argparse.Namespace) -> Shape:
     """The model that the options describe: a small one, or MLPerf's."""
     if options.mlperf is None:
-        rows, ones = (options.hash_rows,) * CAT_FEATURE_COUNT, (1,) * CAT_FEATURE_COUNT
-        return Shape(rows, ones, options.columns, dense=(64,), over=(64, 32, 1), rank=32)
-    rows = tuple(max(1, round(each * options.mlperf)) for each in _MLPERF_ROWS)
+        rows = (options.hash_rows,) * CAT_FEATURE_COUNT
+        bags = (1,) * CAT_FEATURE_COUNT
+        return Shape(rows, bags, options.columns, dense=(64,), over=(64, 32, 1), rank=32)
+
+    rows = tuple(max(1, round(table_rows * options.mlperf)) for table_rows in _MLPERF_ROWS)
     return Shape(
         rows, _MLPERF_BAGS, 128, dense=(512, 256), over=(1024, 1024, 512, 256, 1), rank=512
     )
@@ -149,6 +154,7 @@ def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
         )
     if interaction == "projection":
         return DLRMTrain(DLRM_Projection(collection, *layers, [4 * width], [8 * width]))
+
     return DLRMTrain(DLRM(collection, *layers))
 
 
@@ -180,16 +186,19 @@ def read(
     """
     days = sorted(
         (path.name.removesuffix("_labels.npy") for path in folder.glob("*_labels.npy")),
-        key=lambda day: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", day)],
+        key=lambda day: [
+            int(field) if field.isdigit() else field for field in re.split(r"(\d+)", day)
+        ],
     )
     if not days:
         raise FileNotFoundError(
             f"{folder} has no *_labels.npy: python -m tutorec.datasets.scripts.npy_preproc_criteo "
             f"--input_dir TSV --output_dir {folder}"
         )
+
     paths = (
-        [str(folder / f"{day}_{part}.npy") for day in days]
-        for part in ("dense", "sparse", "labels")
+        [str(folder / f"{day}_{field}.npy") for day in days]
+        for field in ("dense", "sparse", "labels")
     )
     data = InMemoryBinaryCriteoIterDataPipe(
         "train",
@@ -200,10 +209,12 @@ def read(
         mmap_mode=True,
         hashes=list(shape.rows),
     )
-    of_days = [len(labels) for labels in data.labels_arrs]
-    held_out = of_days[-1] if len(days) > 1 else max(1, of_days[0] // 7)
-    cut, end = sum(of_days) - held_out, sum(of_days)
-    return rows_between(data, 0, cut, shape), rows_between(data, cut, end, shape)
+    day_rows = [len(labels) for labels in data.labels_arrs]
+    held_out = day_rows[-1] if len(days) > 1 else max(1, day_rows[0] // 7)
+    train_rows = sum(day_rows) - held_out
+    rows = sum(day_rows)
+
+    return rows_between(data, 0, train_rows, shape), rows_between(data, train_rows, rows, shape)
 
 
 def in_bags(batch: Batch, shape: Shape) -> Batch:
@@ -224,6 +235,7 @@ def in_bags(batch: Batch, shape: Shape) -> Batch:
                 -1
             )
         )
+
     lengths = torch.tensor(shape.bags).repeat_interleave(ids.shape[1])
     bags = KeyedJaggedTensor(DEFAULT_CAT_NAMES, torch.cat(values), lengths=lengths)
     return Batch(batch.dense_features, bags, batch.labels)

@@ -65,16 +65,18 @@ def build(store: Shop, options: Namespace) -> DLRMTrain:
     torch.manual_seed(options.seed)
     tables = [
         EmbeddingBagConfig(
-            store.table_rows[of],
+            store.table_rows[table],
             options.columns,
-            f"t_{of}",
+            f"t_{table}",
             feature_names=features,
             pooling=PoolingType.MEAN,
         )
-        for of, features in (("user", ["user"]), ("item", ["item", "clicked"]))
+        for table, features in (("user", ["user"]), ("item", ["item", "clicked"]))
     ]
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    dense_layers, over_layers = [32, options.columns], [32, 1]
+    dense_layers = [32, options.columns]
+    over_layers = [32, 1]
+
     return DLRMTrain(DLRM(collection, len(DENSE_NAMES), dense_layers, over_layers))
 
 

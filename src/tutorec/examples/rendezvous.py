@@ -30,20 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m tutorec.examples.rendezvous", description=__doc__
     )
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument(
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
         "--address", default="0.0.0.0", help="of this machine, as hosts reach it (all: %(default)s)"
     )
-    made.add_argument("--port", type=int, default=29400, help="%(default)s; 0 takes a free one")
-    options = made.parse_args(argv)
+    parser.add_argument("--port", type=int, default=29400, help="%(default)s; 0 takes a free one")
+    options = parser.parse_args(argv)
     # Blocked before the store starts its threads, so that none of them takes the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     store = TCPStore(options.address, options.port, is_master=True, wait_for_workers=False)
     print(f"agents meet at {options.address}:{store.port}", flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
     return 0
 
 

@@ -50,71 +50,75 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
         sizes: of generated data, by the names of `_SIZES`, with their defaults: ``rows=1000`` makes
             ``--rows``.
     """
-    made = argparse.ArgumentParser(
+    options_parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=description,
         epilog=f"on two ranks: torchrun --nproc-per-node 2 -m {program}",
     )
     for name, default in sizes.items():
         flag = f"--{name.replace('_', '-')}"
-        made.add_argument(
+        options_parser.add_argument(
             flag, type=positive, default=default, help=f"{_SIZES[name]} (%(default)s)"
         )
-    made.add_argument(
+
+    options_parser.add_argument(
         "--batch-size",
         type=positive,
         default=512,
         help="samples of a step, of all ranks (%(default)s)",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--epochs",
         type=_from_zero,
         default=2,
         help="how often the rows are gone through (%(default)s)",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--steps",
         type=_from_zero,
         help="stop after this step, counted from the first run's beginning",
     )
-    made.add_argument("--columns", type=positive, default=16, help="D of the tables (%(default)s)")
-    made.add_argument(
+    options_parser.add_argument(
+        "--columns", type=positive, default=16, help="D of the tables (%(default)s)"
+    )
+    options_parser.add_argument(
         "--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)"
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)"
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--seed",
         type=_from_zero,
         default=0,
         help="of the data and of the first weights (%(default)s)",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--checkpoints",
         type=_folder,
         metavar="FOLDER",
         help="save there, or below a URL; go on from what is there",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--save-every",
         type=positive,
         default=200,
         metavar="N",
         help="save after every N steps (%(default)s)",
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--timeout",
         type=positive,
         default=600,
         metavar="S",
         help="seconds that a rank waits for others (%(default)s)",
     )
-    made.add_argument("--no-progress", action="store_true", help="show no progress bar")
-    made.add_argument(
+    options_parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    options_parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write what was measured there, as JSON"
     )
-    return made
+
+    return options_parser
 
 
 def positive(text: str) -> int:
@@ -137,6 +141,7 @@ def share(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
+
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
     return value
@@ -166,6 +171,7 @@ def _folder(text: str) -> Path | str:
         raise argparse.ArgumentTypeError(
             f"{text!r} cannot be a folder for checkpoints ({error})"
         ) from None
+
     if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written to: choose another folder")
     return path
@@ -188,7 +194,8 @@ def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> in
     Raises:
         ValueError: the ranks cannot share a batch evenly.
     """
-    size, world_size = options.batch_size, group.size()
+    size = options.batch_size
+    world_size = group.size()
     if size < 1 or size % world_size:
         near = max(1, -(-size // world_size)) * world_size
         raise ValueError(f"--batch-size {size}: {world_size} ranks share it unevenly; try {near}")
@@ -229,19 +236,24 @@ class Run:
         optimizer: str = "exact_row_wise_adagrad",
         dense: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
     ) -> None:
-        self.options, self.group, self.device = options, start(options), own_device()
+        self.options = options
+        self.group = start(options)
+        self.device = own_device()
         self.ranks = self.group.rank(), self.group.size()
         self.samples = samples_of_rank(options, self.group)
-        of_tables = {"optimizer": optimizer, "learning_rate": options.table_rate}
+        fused_params = {"optimizer": optimizer, "learning_rate": options.table_rate}
         self.model = DistributedModelParallel(
-            model, device=self.device, sharders=[sharder(of_tables)]
+            model, device=self.device, sharders=[sharder(fused_params)]
         )
         self.optimizer = combined_optimizer(
             self.model, lambda params: dense(params, lr=options.rate)
         )
         ranks = f"{self.ranks[1]} rank(s), {self.samples} samples each"
         self.say(f"{data}{ranks}: {plan_in_words(self.model.plan)}")
-        self._step, self._position = 0, 0  # where the run begins
+
+        # where the run begins
+        self._step = 0
+        self._position = 0
         if options.checkpoints is not None:
             self._go_on()
 
@@ -249,7 +261,8 @@ class Run:
         """Load the latest checkpoint, if there is one."""
         info = CheckpointManager(self.options.checkpoints).load(self.model, self.optimizer)
         if info is not None:
-            self._step, self._position = int(info.step or 0), int(info.position)
+            self._step = int(info.step or 0)
+            self._position = int(info.position)
             saved = f"saved by {info.world_size} rank(s) after {info.position:,} samples"
             self.say(f"goes on from step-{info.step}, {saved}")
 
@@ -271,7 +284,8 @@ class Run:
             data: makes this rank's batches.
             change: what the model takes of a batch; the batch on the device by default.
         """
-        options, first = self.options, self._step
+        options = self.options
+        first = self._step
         batches = data(self.samples, *self.ranks, epochs=options.epochs, start=self._position).map(
             change or self.to_device
         )
@@ -280,7 +294,8 @@ class Run:
         def save(step: int) -> None:
             nonlocal saved
             if manager is not None and step != saved:
-                saved, position = step, batches.position_after(step - first)
+                saved = step
+                position = batches.position_after(step - first)
                 manager.save(self.model, self.optimizer, step=step, position=position)
 
         with (
@@ -299,9 +314,10 @@ class Run:
                 group=self.group,
             )
             save(first + self.done.steps)
+
         self._speed = self.done.samples / max(self.done.seconds, 1e-9)
-        made = f"{self.done.steps:,} steps, {self.done.samples:,} samples"
-        self.say(f"{made}, {self._speed:,.0f} samples/s")
+        summary = f"{self.done.steps:,} steps, {self.done.samples:,} samples"
+        self.say(f"{summary}, {self._speed:,.0f} samples/s")
 
     def recall(
         self,
@@ -332,19 +348,20 @@ class Run:
             test = data(2048, *self.ranks, split="test").map(change or self.to_device)
             return recall_at(ks, test, answer, "item")
 
-        of_model = recalls(retrieved)
-        of_popular = recalls(lambda batch: popular.expand(len(batch.labels), -1))
+        model_recall = recalls(retrieved)
+        popular_recall = recalls(lambda batch: popular.expand(len(batch.labels), -1))
         for k in ks:
             limit = f"{best(k):.4f}" if self.ranks[0] == 0 else ""
-            others = f"the {k} most popular {of_popular[k]:.4f}; best possible {limit}"
-            self.say(f"recall@{k}: {of_model[k]:.4f}; {others}")
-        return {f"recall@{k}": of_model[k] for k in ks}
+            others = f"the {k} most popular {popular_recall[k]:.4f}; best possible {limit}"
+            self.say(f"recall@{k}: {model_recall[k]:.4f}; {others}")
+        return {f"recall@{k}": model_recall[k] for k in ks}
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Write ``--report`` on rank 0: options, plan, losses, speed and these metrics."""
         if self.options.report is None or self.ranks[0] != 0:
             return
-        facts = {
+
+        record = {
             "options": {
                 name: value if value is None else str(value)
                 for name, value in vars(self.options).items()
@@ -359,7 +376,7 @@ class Run:
             "metrics": dict(metrics),
         }
         with whole_file(self.options.report) as draft:
-            draft.write_text(json.dumps(facts, indent=1) + "\n")
+            draft.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def plan_in_words(plan: ShardingPlan) -> str:
@@ -368,13 +385,13 @@ def plan_in_words(plan: ShardingPlan) -> str:
     for name, placement in _placements(plan):
         groups.setdefault(placement, []).append(name)
     return "; ".join(
-        f"{kind}: {', '.join(names) if len(names) <= 3 else f'{len(names)} tables'}"
-        for kind, names in groups.items()
+        f"{group}: {', '.join(names) if len(names) <= 3 else f'{len(names)} tables'}"
+        for group, names in groups.items()
     )
 
 
 def _placements(plan: ShardingPlan) -> Iterator[tuple[str, str]]:
     """Each table with its sharding type and ranks."""
-    for of_module in plan.plan.values():
-        for name, entry in cast(EmbeddingModuleShardingPlan, of_module).items():
+    for module_plan in plan.plan.values():
+        for name, entry in cast(EmbeddingModuleShardingPlan, module_plan).items():
             yield name, f"{entry.sharding_type} on {entry.ranks}"

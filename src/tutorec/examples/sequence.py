@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = parser(
+    options_parser = parser(
         NAME,
         "Train self-attention on sessions of items.",
         rows=60_000,
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         items=200,
         longest=10,
     )
-    made.set_defaults(columns=64, table_rate=0.3, epochs=3)
-    options = made.parse_args(argv)
+    options_parser.set_defaults(columns=64, table_rate=0.3, epochs=3)
+    options = options_parser.parse_args(argv)
     sizes = options.items, options.rows, options.test_rows, options.longest, options.seed
     store = Sessions(*sizes)
     # every rank counts all items: one pass over the rows
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Run(options, f"{store}\n", model, EmbeddingCollectionSharder)
     run.train(store.batches)
     run.report(run.recall(store.batches, counts, store.best_recall))
+
     return 0
 
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = parser(
+    options_parser = parser(
         NAME,
         "Train a two-tower model on the shop's clicks.",
         rows=120_000,
@@ -47,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         users=500,
         items=200,
     )
-    made.add_argument(
+    options_parser.add_argument(
         "--negatives",
         choices=("in_batch", "random"),
         default="in_batch",
         help="items that stand for all that were not clicked (%(default)s)",
     )
-    options = made.parse_args(argv)
+    options = options_parser.parse_args(argv)
     store = shop_of(options)
     # every rank counts all clicks: one pass over the rows
     counts = click_counts(store.batches(8192), "item", store.table_rows["item"])
@@ -77,19 +77,21 @@ def build(store: Shop, counts: torch.Tensor, options: Namespace) -> TwoTowerTrai
         options: of the command line.
     """
     torch.manual_seed(options.seed)
-    columns, rows = options.columns, store.table_rows
+    columns = options.columns
+    rows = store.table_rows
     tables = [
         EmbeddingBagConfig(
-            num_embeddings=rows[of],
+            num_embeddings=rows[table],
             embedding_dim=columns,
-            name=f"t_{of}",
+            name=f"t_{table}",
             feature_names=features,
             pooling=PoolingType.MEAN,
         )
-        for of, features in (("user", ["user"]), ("item", ["item", "clicked"]))
+        for table, features in (("user", ["user"]), ("item", ["item", "clicked"]))
     ]
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     towers = TwoTower(collection, ["user", "clicked"], ["item"], [2 * columns, columns])
+
     return TwoTowerTrain(towers, options.negatives, frequency=counts, rows=rows["item"])
 
 
