@@ -33,8 +33,10 @@ def measured_errors(weight: Tensor, packed: Tensor, table: PackedTable) -> tuple
         >>> round(largest, 2), round(mean, 2)
         (0.07, 0.02)
     """
-    largest, total = 0.0, 0.0
+    largest = 0.0
+    total = 0.0
     weight = weight.detach()[: table.rows]
+
     for start, rows in enumerate_chunks(weight):
         read = unpack_rows(packed[start : start + len(rows)], table.columns, table.data_type)
         error = (rows.float() - read).abs_()
@@ -71,6 +73,7 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
     layout = table.layout
     if layout.bits == 32:
         return 0.0
+
     worst = 0.0
     for _, rows in enumerate_chunks(packed):
         payload = rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
@@ -85,14 +88,15 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
 
 def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
     scale, bias = (
-        part.view(torch.float16).double().squeeze(1)
-        for part in rows[:, :4].contiguous().split(2, dim=1)
+        column.view(torch.float16).double().squeeze(1)
+        for column in rows[:, :4].contiguous().split(2, dim=1)
     )
     scale = scale.abs()  # negative if all values are below the rounded bias
     # Rows whose only code is 0 have step 1 instead of a step that float16 rounds to 0.
     flat = (scale == 1) & (payload == 0).all(1)
     step = torch.where(flat, levels * 2.0**-25, scale / 2)
     scale = torch.where(flat, 0.0, scale)
+
     missed = torch.maximum(_half_step(bias), levels * _half_step(scale))
     return torch.maximum(step, missed) + 2.0**-22 * (bias.abs() + scale * levels)
 

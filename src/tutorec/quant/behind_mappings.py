@@ -1,4 +1,4 @@
-"""Quantized collections of raw ids: what both kinds do with the mappings of ids to rows."""
+"""Quantized collections of raw ids: what both classes do with the mappings of ids to rows."""
 
 import copy
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ def mappings_for(
     Raises:
         ValueError: There are none, or those of other tables.
     """
-    wanted = [table.name for table in tables]
+    names = [table.name for table in tables]
     mapped = None if mappings is None else [config.name for config in mappings.embedding_configs()]
-    if mappings is None or mapped != wanted:
+    if mappings is None or mapped != names:
         raise ValueError(
             f"managed_collision_collection maps raw ids of tables {mapped}, and the tables are "
-            f"{wanted}; give the mappings of these tables, in their order"
+            f"{names}; give the mappings of these tables, in their order"
         )
+
     for module in mappings.eval()._managed_collision_modules.values():
         getattr(module, "reset_inference_mode", module.eval)()
     return mappings

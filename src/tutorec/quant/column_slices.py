@@ -56,7 +56,7 @@ def cut_columns(
 def join_columns(
     pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout
 ) -> Tensor:
-    """Join packed rows of all columns from the parts that `cut_columns` returned.
+    """Join packed rows of all columns from the shards that `cut_columns` returned.
 
     Args:
         pieces: ``[R, row_bytes]`` each, in column order; together all columns.
@@ -72,15 +72,16 @@ def join_columns(
         >>> torch.equal(join_columns(halves, [half, half], whole), row)
         True
     """
-    one = pieces[0]
-    out = torch.zeros(one.shape[0], whole.row_bytes, dtype=torch.uint8, device=one.device)
+    template = pieces[0]
+    out = torch.zeros(template.shape[0], whole.row_bytes, dtype=torch.uint8, device=template.device)
+
     for first, rows in enumerate_chunks(out, _AT_ONCE):
         these = slice(first, first + len(rows))
         codes = [
-            _codes(piece[these].to(out.device), layout)
-            for piece, layout in zip(pieces, layouts, strict=True)
+            _codes(shard[these].to(out.device), layout)
+            for shard, layout in zip(pieces, layouts, strict=True)
         ]
-        _write(rows, whole, one[these, : whole.scale_bytes], torch.cat(codes, dim=1))
+        _write(rows, whole, template[these, : whole.scale_bytes], torch.cat(codes, dim=1))
     return out
 
 

@@ -77,7 +77,9 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         width.
     """
 
-    _holder, _configs, _flag = "embeddings", "embedding_configs", "need_indices"
+    _holder = "embeddings"
+    _configs = "embedding_configs"
+    _flag = "need_indices"
 
     def __init__(
         self,
@@ -94,9 +96,12 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         tables = checked_tables(
             "quantized EmbeddingCollection", tables, EmbeddingConfig, trained=False
         )
-        self._embedding_configs, self._need_indices = tables, need_indices
+        self._embedding_configs = tables
+        self._need_indices = need_indices
         self._output_dtype = output_type(output_dtype)
-        self.register_tbes, self.row_alignment = register_tbes, row_alignment
+        self.register_tbes = register_tbes
+        self.row_alignment = row_alignment
+
         self.embeddings = nn.ModuleDict()
         unpooled: list[PoolingKind] = ["none"] * len(tables)
         self._hold(tables, unpooled, quant_state_dict_split_scale_bias, torch.device(device))
@@ -104,9 +109,13 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         named = dict(
             zip((table.name for table in tables), self._embedding_names_by_table, strict=True)
         )
+
         # Results in the order in which the operators give rows.
         self._names = [
-            name for _, held in self._operators for table in held for name in named[table]
+            name
+            for _, table_names in self._operators
+            for table in table_names
+            for name in named[table]
         ]
         self._embedding_names = [name for names in self._embedding_names_by_table for name in names]
         self._features_of_names = dict(zip(self._names, self._features, strict=True))
@@ -129,6 +138,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         ordered = features_in_order(features, self._features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()
+
         outputs: dict[str, JaggedTensor] = {}
         for name in self._embedding_names:
             ids = lists[self._features_of_names[name]]
@@ -141,16 +151,18 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
     def _looked_up(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
         """The rows of each result, for a batch with its features in operator order."""
         several = len(self._operators) > 1
-        parts = features.split(self._feature_splits) if several else [features]
+        batches = features.split(self._feature_splits) if several else [features]
+
         rows: dict[str, Tensor] = {}
         start = 0
         for index, (operator, _) in enumerate(self._operators):
-            part, count = parts[index], self._feature_splits[index]
-            sizes = part.length_per_key()
+            batch = batches[index]
+            count = self._feature_splits[index]
+            sizes = batch.length_per_key()
             call = operator if self.register_tbes else operator.forward
-            pieces = call(part.values(), _bounds(part), None).split_with_sizes(sizes)
+            feature_rows = call(batch.values(), _bounds(batch), None).split_with_sizes(sizes)
             for position in range(count):
-                rows[self._names[start + position]] = pieces[position]
+                rows[self._names[start + position]] = feature_rows[position]
             start += count
         return rows
 
@@ -204,6 +216,7 @@ class QuantManagedCollisionEmbeddingCollection(EmbeddingCollection):
             quant_state_dict_split_scale_bias,
             row_alignment,
         )
+
         self._managed_collision_collection = mappings_for(tables, managed_collision_collection)
 
     @classmethod

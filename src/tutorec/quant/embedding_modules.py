@@ -94,7 +94,9 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         by pooling.
     """
 
-    _holder, _configs, _flag = "embedding_bags", "embedding_bag_configs", "is_weighted"
+    _holder = "embedding_bags"
+    _configs = "embedding_bag_configs"
+    _flag = "is_weighted"
 
     def __init__(
         self,
@@ -112,18 +114,22 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
             "quantized EmbeddingBagCollection", tables, EmbeddingBagConfig, trained=False
         )
         check_pooling(tables, is_weighted)
-        self._embedding_bag_configs, self._is_weighted = tables, is_weighted
+        self._embedding_bag_configs = tables
+        self._is_weighted = is_weighted
         self._output_dtype = output_type(output_dtype)
-        self.register_tbes, self.row_alignment = register_tbes, row_alignment
+        self.register_tbes = register_tbes
+        self.row_alignment = row_alignment
+
         self._kjt_to_jt_dict = ComputeKJTToJTDict()
         self.embedding_bags = nn.ModuleDict()
         poolings: list[PoolingKind] = [
             cast(PoolingKind, pooling_type_to_str(table.pooling)) for table in tables
         ]
         self._hold(tables, poolings, quant_state_dict_split_scale_bias, torch.device(device))
+
         names = get_embedding_names_by_table(tables)
         self._result_features = [feature for feature, _, _ in self._feature_rows]
-        self._embedding_names = [name for of_table in names for name in of_table]
+        self._embedding_names = [name for group in names for name in group]
         self._length_per_name = [
             table.embedding_dim for table in tables for _ in table.feature_names
         ]
@@ -144,6 +150,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         if not traced and type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
         features = check_ids(features, self._feature_rows, self._is_weighted, self)
+
         if not traced and (
             features.variable_stride_per_key() or features.inverse_indices_or_none() is not None
         ):
@@ -156,14 +163,16 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
             return torch.empty(
                 features.stride(), 0, dtype=self._output_dtype, device=features.device()
             )
+
         several = len(self._operators) > 1
-        parts = features.split(self._feature_splits) if several else [features]
+        batches = features.split(self._feature_splits) if several else [features]
         pooled: list[Tensor] = []
         for index, (operator, _) in enumerate(self._operators):
-            part = parts[index]
-            weights = part.weights() if self._is_weighted else None
+            batch = batches[index]
+            weights = batch.weights() if self._is_weighted else None
             call = operator if self.register_tbes else operator.forward
-            pooled.append(call(part.values(), part.offsets(), weights))
+            pooled.append(call(batch.values(), batch.offsets(), weights))
+
         if not several:
             return pooled[0]
         return torch.cat(
@@ -174,12 +183,14 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         pooled = self._looked_up(features_in_order(with_equal_strides(features), self._features))
-        pieces = pooled.split_with_sizes(self._length_per_name, 1)
+        by_feature = pooled.split_with_sizes(self._length_per_name, 1)
         lists = [
-            piece[: strides[name]]
-            for name, piece in zip(self._result_features, pieces, strict=True)
+            rows[: strides[name]]
+            for name, rows in zip(self._result_features, by_feature, strict=True)
         ]
-        inverse, variable = features.inverse_indices_or_none(), features.variable_stride_per_key()
+
+        inverse = features.inverse_indices_or_none()
+        variable = features.variable_stride_per_key()
         return self._keyed(join_samples(self._result_features, lists, inverse, variable))
 
     def _keyed(self, pooled: Tensor) -> KeyedTensor:
@@ -237,6 +248,7 @@ class QuantManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection):
             quant_state_dict_split_scale_bias,
             row_alignment,
         )
+
         self._managed_collision_collection = mappings_for(tables, managed_collision_collection)
 
     @classmethod

@@ -34,6 +34,7 @@ def features_in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJag
     keys = features.keys()
     if keys == names:
         return features
+
     order: list[int] = []
     for name in names:
         if name not in keys:
@@ -70,8 +71,9 @@ def with_equal_strides(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     most = max(strides, default=0)
     lengths = features.lengths()
     even = lengths.new_zeros(len(strides), most)
-    for row, piece in zip(even, lengths.split_with_sizes(strides), strict=True):
-        row[: piece.numel()] = piece
+    for row, bag_lengths in zip(even, lengths.split_with_sizes(strides), strict=True):
+        row[: bag_lengths.numel()] = bag_lengths
+
     weights: Tensor | None = features.weights_or_none()
     counts = features.length_per_key()
     return KeyedJaggedTensor._from_parts(

@@ -113,9 +113,14 @@ class PackedTables(nn.Module):
             split_scale_bias: Whether scale and bias are separate buffers.
             device: Device of the rows.
         """
-        self.split_scale_bias, self._device = split_scale_bias, device
-        self.packed_from, self.errors = {}, {}
-        self._operators, self._feature_splits, self._features = [], [], []
+        self.split_scale_bias = split_scale_bias
+        self._device = device
+        self.packed_from = {}
+        self.errors = {}
+        self._operators = []
+        self._feature_splits = []
+        self._features = []
+
         rows = [_packed_table(table, self.row_alignment, device) for table in tables]
         # One call reads rows of one alignment, without pooling also of one stored width.
         keys: list[tuple[PoolingKind, int, object]] = [
@@ -127,12 +132,13 @@ class PackedTables(nn.Module):
             for table, row in zip(tables, rows, strict=True)
             for feature in table.feature_names
         ]
+
         for key in dict.fromkeys(keys):
             members = [
                 table for table, table_key in zip(tables, keys, strict=True) if table_key == key
             ]
             packed = [row for row, table_key in zip(rows, keys, strict=True) if table_key == key]
-            readers = [place for place, table in enumerate(members) for _ in table.feature_names]
+            readers = [index for index, table in enumerate(members) for _ in table.feature_names]
             operator = PackedTableLookup(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
             )
@@ -140,26 +146,29 @@ class PackedTables(nn.Module):
             self._operators.append((operator, tuple(table.name for table in members)))
             self._feature_splits.append(len(readers))
             self._features += [name for table in members for name in table.feature_names]
+
         for table in tables:
             self._shown[table.name] = nn.Module()
         self._show()
         if self.register_tbes:
             self.tbes = nn.ModuleList(operator for operator, _ in self._operators)
+
         self.register_state_dict_post_hook(_note_formats)
         self.register_load_state_dict_pre_hook(_refuse_other_rows)
         self.register_load_state_dict_post_hook(_take_rows)
 
     def _columns_of(self, tables: Sequence[BaseEmbeddingConfig]) -> list[tuple[int, int, int]]:
         """For each table its operator, and its first and end column in the output."""
-        places: dict[str, tuple[int, int, int]] = {}
+        columns_by_table: dict[str, tuple[int, int, int]] = {}
         widths = {table.name: table.embedding_dim * len(table.feature_names) for table in tables}
         for index, (_, names) in enumerate(self._operators):
             start = 0
             for name in names:
-                places[name] = (index, start, start + widths[name])
+                columns_by_table[name] = (index, start, start + widths[name])
                 start += widths[name]
+
         merged: list[tuple[int, int, int]] = []
-        for index, start, stop in (places[table.name] for table in tables):
+        for index, start, stop in (columns_by_table[table.name] for table in tables):
             if merged and merged[-1][0] == index and merged[-1][2] == start:
                 start = merged.pop()[1]
             merged.append((index, start, stop))
@@ -185,10 +194,12 @@ class PackedTables(nn.Module):
 
     def pack(self, table: str, weight: Tensor, on_nonfinite: OnNonfinite = "raise") -> None:
         """Pack a table's values [R, D] in chunks; rows beyond the pruned number are dropped."""
-        rows, packed = self.packed_rows(table), self.packed_table(table)
+        rows = self.packed_rows(table)
+        packed = self.packed_table(table)
         self.packed_from[table] = weight.dtype
         if rows.is_meta:
             return
+
         weight = weight[: packed.rows]
         if on_nonfinite == "raise":
             check_numbers(weight, packed.layout, table)
@@ -228,6 +239,7 @@ class PackedTables(nn.Module):
         if weights is None:
             self.clear_rows()
             return
+
         for name in self._shown:
             if name not in weights:
                 raise KeyError(f"no packed rows for table {name!r}; some for {sorted(weights)}")
@@ -237,17 +249,18 @@ class PackedTables(nn.Module):
         """Make the tables' buffers views of the operators' buffers."""
         for operator, names in self._operators:
             for index, name in enumerate(names):
-                for part, view in parts_of_rows(
+                for buffer_name, view in parts_of_rows(
                     operator.table_rows(index), operator.tables[index], self.split_scale_bias
                 ):
-                    self._shown[name].register_buffer(part, view)
+                    self._shown[name].register_buffer(buffer_name, view)
             self._device = operator.weights.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedTables:
         # Rows are moved once, as the operators' buffers; then the tables' views are recreated.
         for table in self._shown.values():
-            for part in table._buffers:
-                table._buffers[part] = None
+            for buffer_name in table._buffers:
+                table._buffers[buffer_name] = None
+
         try:
             super()._apply(fn, recurse)
             for operator, _ in self._operators:
@@ -262,14 +275,16 @@ def _packed_table(
     table: BaseEmbeddingConfig, requested: RowAlignment, device: torch.device
 ) -> PackedTable:
     """The quantized table; with the rows that pruning left, if the config has their number."""
-    rows, left = table.num_embeddings, table.num_embeddings_post_pruning
+    rows = table.num_embeddings
+    left = table.num_embeddings_post_pruning
     if left is not None and not 0 < left <= rows:
         raise ValueError(
             f"table {table.name!r} has {rows} rows: num_embeddings_post_pruning={left}"
         )
-    kind = packed_type(table.data_type, table.name)
-    alignment = row_alignment(table.embedding_dim, kind, requested, device.type)
-    return PackedTable(table.name, left or rows, table.embedding_dim, kind, alignment)
+
+    data_type = packed_type(table.data_type, table.name)
+    alignment = row_alignment(table.embedding_dim, data_type, requested, device.type)
+    return PackedTable(table.name, left or rows, table.embedding_dim, data_type, alignment)
 
 
 def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
@@ -294,12 +309,13 @@ def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[s
     """
     if not split:
         return [("weight", rows)]
+
     layout = table.layout
-    parts = [("weight", rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes])]
+    buffers = [("weight", rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes])]
     if layout.scale_bytes:
         # The two bytes of each float16: torch.save does not support two dtypes on one storage.
-        parts += [("weight_qscale", rows[:, :2]), ("weight_qbias", rows[:, 2:4])]
-    return parts
+        buffers += [("weight_qscale", rows[:, :2]), ("weight_qbias", rows[:, 2:4])]
+    return buffers
 
 
 def write_parts(
@@ -341,7 +357,8 @@ def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Ten
         ValueError: A tensor does not match the layout.
     """
     layout = table.layout
-    expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
+    expected = [table.rows, layout.payload_bytes]
+    shape = list(payload.shape)
     if (
         shape != expected
         or payload.dtype != torch.uint8
@@ -351,14 +368,16 @@ def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Ten
             f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} "
             "scale and bias"
         )
-        given = f"{payload.dtype} {shape} {'without' if scale_bias is None else 'with'}"
-        raise ValueError(f"table {name!r} in {table.data_type}: {expects}, got {given}")
+        actual = f"{payload.dtype} {shape} {'without' if scale_bias is None else 'with'}"
+        raise ValueError(f"table {name!r} in {table.data_type}: {expects}, got {actual}")
+
     if scale_bias is not None and (
         list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8
     ):
-        expects, given = [table.rows, 4], f"{scale_bias.dtype} {list(scale_bias.shape)}"
+        expects = [table.rows, 4]
+        actual = f"{scale_bias.dtype} {list(scale_bias.shape)}"
         raise ValueError(
-            f"table {name!r} in {table.data_type}: scale and bias are uint8 {expects}, got {given}"
+            f"table {name!r} in {table.data_type}: scale and bias are uint8 {expects}, got {actual}"
         )
 
 
@@ -406,31 +425,33 @@ def check_parts(
         ValueError: The state has floats, which would be converted element by element, or rows in
             another layout.
     """
-    for part, buffer in parts:
-        given = stored.get(part)
-        if given is None:
+    for name, buffer in parts:
+        value = stored.get(name)
+        if value is None:
             continue
-        if is_sharded(given):
+        if is_sharded(value):
             raise ValueError(
                 f"table {table.name!r} holds packed rows, and the state has a "
-                f"{type(given).__name__}, of a sharded model: load "
+                f"{type(value).__name__}, of a sharded model: load "
                 "tutorec.distributed.checkpoint.full_state_dict(sharded_model) into the float "
                 "model, and quantize that"
             )
-        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        if not isinstance(given, Tensor) or given.dtype != torch.uint8:
-            kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""
+
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8:
+            dtype = f" of {value.dtype}" if isinstance(value, Tensor) else ""
             holds = f"table {table.name!r} holds packed rows, uint8 {list(buffer.shape)}"
             raise ValueError(
-                f"{holds}, and the state has {part} {shape}{kind}; load it into the float model"
+                f"{holds}, and the state has {name} {shape}{dtype}; load it into the float model"
             )
-        if given.shape != buffer.shape:
+
+        if value.shape != buffer.shape:
             numbers = f"{table.rows} x {table.columns} numbers in {table.data_type.value}"
             holds = (
-                f"table {table.name!r} holds packed rows, {part} {list(buffer.shape)} of {numbers}"
+                f"table {table.name!r} holds packed rows, {name} {list(buffer.shape)} of {numbers}"
             )
             raise ValueError(
-                f"{holds}, and the loaded state has {shape}{_why(table, parts, given)}"
+                f"{holds}, and the loaded state has {shape}{_why(table, parts, value)}"
             )
 
 
@@ -442,6 +463,7 @@ def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor)
             ": it is of a table with other rows; load it into a model with the same configs, "
             "and the same pruning"
         )
+
     widths = {True: layout.payload_bytes, False: layout.row_bytes}
     other = len(parts) == 1
     if layout.scale_bytes and given.shape[1:] == (widths[other],):
@@ -450,6 +472,7 @@ def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor)
             "bias, see quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models "
             "alike"
         )
+
     return (
         ": it is of other columns, another number format or another row_alignment; quantize "
         "both models alike"
@@ -471,12 +494,16 @@ def _refuse_other_rows(
 ) -> None:
     """Load hook: refuse values that are not packed rows of this layout."""
     for table, packed in module._shown.items():
-        parts = [(part, buffer) for part, buffer in packed._buffers.items() if buffer is not None]
+        buffers = [
+            (entry, buffer) for entry, buffer in packed._buffers.items() if buffer is not None
+        ]
         stored = {
-            part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts
+            entry: state_dict.get(f"{prefix}{module._holder}.{table}.{entry}")
+            for entry, _ in buffers
         }
-        check_parts(module.packed_table(table), parts, stored)
-        if any(part is not None for part in stored.values()):
+
+        check_parts(module.packed_table(table), buffers, stored)
+        if any(entry is not None for entry in stored.values()):
             check_format(module.packed_table(table), metadata)
 
 
@@ -484,15 +511,16 @@ def _take_rows(module: PackedTables, _: object) -> None:
     """Load hook: copy rows that were assigned, not copied, into the operators' buffers."""
     module.errors.clear()  # of the previous rows
     for operator, names in module._operators:
-        given = [module._shown[name].get_buffer("weight") for name in names]
-        device = given[0].device
+        weights = [module._shown[name].get_buffer("weight") for name in names]
+        device = weights[0].device
         if device != operator.weights.device:
             operator.to_empty(device=device) if operator.weights.is_meta else operator.to(device)
+
         for index, name in enumerate(names):
             packed = module._shown[name]
-            for part, view in parts_of_rows(
+            for buffer_name, view in parts_of_rows(
                 operator.table_rows(index), operator.tables[index], module.split_scale_bias
             ):
-                if packed.get_buffer(part).data_ptr() != view.data_ptr():
-                    view.copy_(packed.get_buffer(part))
+                if packed.get_buffer(buffer_name).data_ptr() != view.data_ptr():
+                    view.copy_(packed.get_buffer(buffer_name))
     module._show()

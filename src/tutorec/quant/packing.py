@@ -27,7 +27,8 @@ from tutorec.types import DataType
 __all__ = ["OnNonfinite", "pack_rows", "round_trip_bound", "unpack_rows"]
 
 OnNonfinite = Literal["raise", "keep"]
-_LARGEST_HALF, _LARGEST_FLOAT = 65504.0, torch.finfo(torch.float32).max
+_LARGEST_HALF = 65504.0
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
 def pack_rows(
@@ -74,13 +75,14 @@ def pack_rows(
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
     if on_nonfinite == "raise":
         check_numbers(rows, layout, name)
+
     shape = (rows.shape[0], layout.row_bytes)
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
     elif out.shape != shape or out.dtype != torch.uint8:
-        given = f"out is {out.dtype} {list(out.shape)}"
+        actual = f"out is {out.dtype} {list(out.shape)}"
         raise ValueError(
-            f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None"
+            f"table {name!r}: {actual}, and packed rows are uint8 {list(shape)}; pass out=None"
         )
     pack_checked(rows, layout, out)
     return out
@@ -110,16 +112,17 @@ def check_numbers(rows: Tensor, layout: RowLayout, name: str) -> None:
     largest = _LARGEST_FLOAT if layout.bits == 32 else _LARGEST_HALF
     if -largest <= low and high <= largest:
         return
-    for first, some in enumerate_chunks(rows):
-        unfit = _unfit_rows(some, layout)
+
+    for first, chunk in enumerate_chunks(rows):
+        unfit = _unfit_rows(chunk, layout)
         if bool(unfit.any()):
             raise ValueError(_describe_unfit(rows, first + int(unfit.nonzero()[0]), layout, name))
 
 
 def pack_checked(rows: Tensor, layout: RowLayout, out: Tensor) -> None:
     """Pack rows of values [R, D] of any floating dtype into ``out`` [R, row_bytes]."""
-    for first, some in enumerate_chunks(rows):
-        _pack_chunk(some, layout, out[first : first + some.shape[0]])
+    for first, chunk in enumerate_chunks(rows):
+        _pack_chunk(chunk, layout, out[first : first + chunk.shape[0]])
 
 
 def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
@@ -185,7 +188,7 @@ def round_trip_bound(rows: Tensor, data_type: DataType) -> Tensor:
         (0.167, tensor(True))
     """
     layout = _layout_of(rows, data_type)
-    bounds = [_bound_of_chunk(some.float(), layout) for _, some in enumerate_chunks(rows)]
+    bounds = [_bound_of_chunk(chunk.float(), layout) for _, chunk in enumerate_chunks(rows)]
     return torch.cat(bounds) if bounds else torch.empty(0)
 
 
@@ -196,7 +199,8 @@ def _bound_of_chunk(rows: Tensor, layout: RowLayout) -> Tensor:
     if layout.bits == 16:
         bound = torch.maximum(low.abs(), high.abs()) * 2**-11 + 2**-25
         return bound.masked_fill(torch.maximum(-low, high) > _LARGEST_HALF, torch.inf).float()
-    scale, bias = (part.squeeze(1).double() for part in _scale_and_bias(rows, layout))
+
+    scale, bias = (column.squeeze(1).double() for column in _scale_and_bias(rows, layout))
     above = (high - bias).clamp(min=0)
     rounded = torch.minimum(scale / 2, above)
     bound = torch.maximum(torch.maximum(rounded, bias - low), above - scale * layout.levels)
@@ -221,13 +225,14 @@ def _describe_unfit(rows: Tensor, row: int, layout: RowLayout, name: str) -> str
     bad = (~numbers.isfinite()).nonzero().view(-1)
     if len(bad):
         column = int(bad[0])
-        count = sum(int((~some.isfinite()).any(1).sum()) for _, some in enumerate_chunks(rows))
+        count = sum(int((~chunk.isfinite()).any(1).sum()) for _, chunk in enumerate_chunks(rows))
         are = f"{count} of its {rows.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
         return (
             f"table {name!r} holds {float(numbers[column])} in row {row}, column {column} ({are}): "
             "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads as "
             "NaN there"
         )
+
     low, high = (end.item() for end in numbers.aminmax())
     return (
         f"table {name!r}: row {row} reaches from {low:g} to {high:g}, too far for "
@@ -243,6 +248,7 @@ def _pack_chunk(rows: Tensor, layout: RowLayout, out: Tensor) -> None:
         numbers = rows.float() if layout.bits == 32 else rows.half()
         out[:, : layout.payload_bytes] = numbers.contiguous().view(torch.uint8)
         return
+
     codes, scale, bias = _quantize(rows.float(), layout)
     out[:, : layout.scale_bytes] = torch.cat([scale, bias], dim=1).view(torch.uint8)
     out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes] = join_codes(
@@ -276,12 +282,13 @@ def join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
     """Codes [R, D] -> payload bytes; codes of 4 or 2 bits share a byte, the first lowest."""
     if layout.bits == 8:
         return codes
+
     padded = codes.new_zeros(codes.shape[0], layout.stored_columns)
     padded[:, : layout.columns] = codes
     groups = padded.view(codes.shape[0], layout.payload_bytes, 8 // layout.bits)
     joined = groups[:, :, 0].clone()
-    for place in range(1, groups.shape[2]):
-        joined |= groups[:, :, place] << (place * layout.bits)
+    for index in range(1, groups.shape[2]):
+        joined |= groups[:, :, index] << (index * layout.bits)
     return joined
 
 
@@ -289,6 +296,8 @@ def _layout_of(
     rows: Tensor, data_type: DataType, name: str = "", alignment: int = ROW_ALIGNMENT
 ) -> RowLayout:
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
-        given = f"{rows.dtype} {list(rows.shape)}"
-        raise ValueError(f"table {name!r}: rows to pack are float32 or float16 [R, D], got {given}")
+        actual = f"{rows.dtype} {list(rows.shape)}"
+        raise ValueError(
+            f"table {name!r}: rows to pack are float32 or float16 [R, D], got {actual}"
+        )
     return row_layout(rows.shape[1], data_type, alignment)

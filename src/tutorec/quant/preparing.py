@@ -42,9 +42,9 @@ def for_each_module_of_type_do(
     See Also:
         TorchRec's ``torchrec.quant.embedding_modules.for_each_module_of_type_do``.
     """
-    for each in module.modules():
-        if isinstance(each, tuple(module_types)):
-            op(each)
+    for submodule in module.modules():
+        if isinstance(submodule, tuple(module_types)):
+            op(submodule)
 
 
 def quant_prep_enable_register_tbes(
@@ -166,6 +166,7 @@ def quantized_configs(
     """
     per_table = getattr(qconfig, "per_table_weight_dtype", None) or {}
     left = getattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, {})
+
     configs = []
     for table in tables:
         config = copy(table)
@@ -191,6 +192,8 @@ def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
     """
     devices = {name: weight_of(table).device for name, table in tables.items()}
     if len(set(devices.values())) > 1:
-        places = {name: str(device) for name, device in devices.items()}
-        raise ValueError(f"the tables are on several devices, {places}: move the model to one")
+        devices_by_table = {name: str(device) for name, device in devices.items()}
+        raise ValueError(
+            f"the tables are on several devices, {devices_by_table}: move the model to one"
+        )
     return next(iter(devices.values()), default)

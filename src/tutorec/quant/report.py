@@ -114,14 +114,16 @@ class AccuracyReport:
         )
 
     def _table(self) -> TextTable:
-        before, after = self.bytes_before, self.bytes_after
+        before = self.bytes_before
+        after = self.bytes_after
         sizes = bytes_text(before), bytes_text(after), _share(before - after, before)
         sums = ("all", *[""] * 2, *sizes, *[""] * 3)
         lines = [table.cells(name) for table, name in zip(self.tables, self.names(), strict=True)]
         return TextTable(_HEAD, [*lines, sums], right=range(2, len(_HEAD)))
 
     def _caption(self) -> str:
-        before, after = bytes_text(self.bytes_before), bytes_text(self.bytes_after)
+        before = bytes_text(self.bytes_before)
+        after = bytes_text(self.bytes_after)
         return f"{several(len(self.tables), 'table')}: {before} became {after}"
 
     def _notes(self) -> list[str]:
@@ -157,9 +159,9 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
     """
     tables = tuple(_tables(float_model, quantized))
     if not any(isinstance(module, PackedTables) for module in quantized.modules()):
-        kind = type(quantized).__name__
+        name = type(quantized).__name__
         raise ValueError(
-            f"{kind} has no quantized collection that is whole: give (float model, quantized model)"
+            f"{name} has no quantized collection that is whole: give (float model, quantized model)"
         )
     return AccuracyReport(tables)
 
@@ -170,8 +172,10 @@ def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[Tab
         if not isinstance(module, PackedTables):
             continue
         floats = {} if float_model is None else _float_tables(float_model, path, module)
+
         for name in module.table_names():
-            table, rows = module.packed_table(name), module.packed_rows(name)
+            table = module.packed_table(name)
+            rows = module.packed_rows(name)
             weight = floats.get(name)
             largest, mean = module.errors.get(name, (None, None))
             if weight is not None and not weight.is_meta and not rows.is_meta:
@@ -179,6 +183,7 @@ def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[Tab
             dtype = (
                 weight.dtype if weight is not None else module.packed_from.get(name, torch.float32)
             )
+
             yield TableAccuracy(
                 path=path,
                 name=name,
@@ -200,12 +205,14 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
         module = float_model.get_submodule(path)
     except AttributeError:
         module = None
+
     if isinstance(module, PackedTables):
         remedy = "tutorec.quantize(model, ..., inplace=True, measure=True) measures while it packs"
         raise ValueError(f"the float model is quantized {where}, perhaps in place: {remedy}")
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
         tables = quantized.table_names()
         raise ValueError(f"the float model has no collection {where} with the tables {tables}")
+
     weights = {name: weight_of(table) for name, table in tables_of(module)[0].items()}
     for name in quantized.table_names():
         table = quantized.packed_table(name)

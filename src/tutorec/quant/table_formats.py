@@ -47,16 +47,19 @@ def packed_type(asked: Any, table: str = "") -> DataType:
             ...
         ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...
     """
-    kind = _format_of(asked, table, _CHOICE)
-    if isinstance(kind, DataType):
-        if kind in PACKED_TYPES:
-            return kind
-        kind, why = data_type_to_dtype(kind), _OTHERS[kind]
-    elif kind in _BYTES:
+    number_format = _format_of(asked, table, _CHOICE)
+    if isinstance(number_format, DataType):
+        if number_format in PACKED_TYPES:
+            return number_format
+        number_format, reason = data_type_to_dtype(number_format), _OTHERS[number_format]
+    elif number_format in _BYTES:
         return DataType.INT8
     else:
-        why = "no operator reads it"
-    raise ValueError(f"{_of(table)} cannot be quantized to {kind}: {why}; use {_CHOICE}")
+        reason = "no operator reads it"
+
+    raise ValueError(
+        f"{_of(table)} cannot be quantized to {number_format}: {reason}; use {_CHOICE}"
+    )
 
 
 def output_type(asked: Any) -> torch.dtype:
@@ -77,8 +80,10 @@ def output_type(asked: Any) -> torch.dtype:
         torch.float32
     """
     choice = ", ".join(map(str, _OUTPUTS))
-    kind = _format_of(asked, "", choice)
-    dtype = data_type_to_dtype(kind) if isinstance(kind, DataType) else kind
+    number_format = _format_of(asked, "", choice)
+    dtype = (
+        data_type_to_dtype(number_format) if isinstance(number_format, DataType) else number_format
+    )
     if dtype not in _OUTPUTS:
         raise ValueError(f"looked-up rows cannot be {dtype}; the output dtype is one of {choice}")
     return dtype
@@ -110,6 +115,7 @@ def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
         if not hasattr(carried, "dtype") and callable(carried):
             carried = carried()
         carried = getattr(carried, "dtype", carried)
+
     if isinstance(carried, DataType):
         return carried
     if not isinstance(carried, torch.dtype):

@@ -35,7 +35,7 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
         TorchRec's ``torchrec.quant.utils.meta_to_cpu_placement``, which replaces the collections by
         new ones, and does not change a model that is itself a collection.
     """
-    for each in module.modules():
-        if isinstance(each, PackedTables) and each.device.type == "meta":
-            each.to_empty(device="cpu")
-            each.clear_rows()
+    for submodule in module.modules():
+        if isinstance(submodule, PackedTables) and submodule.device.type == "meta":
+            submodule.to_empty(device="cpu")
+            submodule.clear_rows()

@@ -188,25 +188,33 @@ def swap_collections(
         for table in tables
     }
     output_dtype = output_type(config.activation)
+
     collections = dict(_collections(model, kinds))
     alignments = {
-        path: alignment_of(each, row_alignment, default_alignment)
-        for path, each in collections.items()
+        path: alignment_of(module, row_alignment, default_alignment)
+        for path, module in collections.items()
     }
+
     for table in tables:
-        columns, kind = table.weight.shape[1], formats[table.full_name]
-        layout = row_layout(columns, kind, alignment_for(columns, kind, alignments[table.path]))
+        columns = table.weight.shape[1]
+        data_type = formats[table.full_name]
+        layout = row_layout(
+            columns, data_type, alignment_for(columns, data_type, alignments[table.path])
+        )
         if on_nonfinite == "raise":
             check_numbers(table.weight, layout, table.full_name)
+
     given_up = _GivenUp(model, tables, kinds) if inplace else None
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
-        of_path = [table for table in tables if table.path == path]
+        path_tables = [table for table in tables if table.path == path]
         qconfig = QuantConfig(
-            output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path}
+            output_dtype,
+            config.weight,
+            {table.name: formats[table.full_name] for table in path_tables},
         )
         quantized = kinds[type(collection)].without_rows(collection, qconfig, alignments[path])
-        for table in of_path:
+        for table in path_tables:
             quantized.pack(table.name, table.weight, "keep")  # numbers are checked above
             if measure and not table.weight.is_meta:
                 packed = quantized.packed_rows(table.name), quantized.packed_table(table.name)
@@ -214,6 +222,7 @@ def swap_collections(
             if given_up is not None:
                 given_up.done_with(table.module)
         replaced[id(collection)] = _with_habits_of(collection, quantized)
+
     if id(model) in replaced:
         return replaced[id(model)].requires_grad_(False)
     if not inplace:
@@ -245,13 +254,16 @@ def float_tables(
     """
     for path, module in model.named_modules():
         _check_kind(path, module, kinds)
-    collections = [(path, *tables_of(each)) for path, each in _collections(model, kinds)]
+    collections = [
+        (path, *tables_of(collection)) for path, collection in _collections(model, kinds)
+    ]
     if not collections:
-        names = " and no ".join(kind.__name__ for kind in kinds)
+        names = " and no ".join(cls.__name__ for cls in kinds)
         raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
+
     return [
-        FloatTable(path, config.name, held[config.name], len(config.feature_names))
-        for path, held, configs in collections
+        FloatTable(path, config.name, table_modules[config.name], len(config.feature_names))
+        for path, table_modules, configs in collections
         for config in configs
     ]
 
@@ -279,6 +291,7 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
         raise KeyError(
             f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}"
         )
+
     return {
         table.full_name: per_table.get(table.full_name, per_table.get(table.name))
         for table in tables
@@ -311,31 +324,37 @@ def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTab
 
 def spread_over_devices(path: str, module: nn.Module) -> str | None:
     """The beginning of a message about a sharded module; None for another one."""
-    kind, where = type(module), repr(path) if path else "the model"
+    cls = type(module)
+    where = repr(path) if path else "the model"
     bases = [
-        one.__module__ for one in kind.__mro__ if not one.__module__.startswith(_FOR_ANY_MODEL)
+        ancestor.__module__
+        for ancestor in cls.__mro__
+        if not ancestor.__module__.startswith(_FOR_ANY_MODEL)
     ]
     if any(base.startswith("tutorec.distributed") for base in bases):
-        return f"{where} is a {kind.__name__}, whose tables are spread over devices"
+        return f"{where} is a {cls.__name__}, whose tables are spread over devices"
     return None
 
 
 def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Raise for a submodule that this function cannot quantize and must not skip."""
-    kind, where = type(module), repr(path) if path else "the model"
+    cls = type(module)
+    where = repr(path) if path else "the model"
     if isinstance(module, PackedTables):
         tables = module.table_names()
         raise ValueError(f"{where} is already quantized, tables {tables}: quantize the float model")
+
     spread = spread_over_devices(path, module)
     if spread is not None:
         raise ValueError(f"{spread}: {QUANTIZE_FIRST}")
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError(f"{where} is wrapped in DistributedDataParallel; quantize its .module")
+
     derived = next((base for base in kinds if isinstance(module, base)), None)
-    if derived is not None and kind not in kinds:
+    if derived is not None and cls not in kinds:
         differs = f"a subclass of {derived.__name__} whose forward may differ"
         raise ValueError(
-            f"{where} is a {kind.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic"
+            f"{where} is a {cls.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic"
         )
 
 
@@ -367,6 +386,7 @@ class _GivenUp:
             )
             self._freed += weight.nbytes
         del weight
+
         if self._freed >= _WORTH_RETURNING:
             return_freed_memory()
             self._freed = 0
