@@ -73,6 +73,7 @@ def table(rows: Mapping[Any, Any] | Sequence[Sequence[Any]], heads: Sequence[str
     """
     named = isinstance(rows, Mapping)
     lines = [[name, *_cells(row)] for name, row in rows.items()] if named else [*map(_cells, rows)]
+
     wrong = {
         _text(line[0] if named else index): len(line) - named
         for index, line in enumerate(lines)
@@ -101,6 +102,7 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return number(value, _DIGITS)
+
     if isinstance(value, Mapping):
         return ", ".join(f"{_text(key)} {_text(member)}" for key, member in value.items())
     if isinstance(value, list | tuple):
