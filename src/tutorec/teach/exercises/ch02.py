@@ -27,7 +27,7 @@ def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
 def _from_its_end(
     keys: list[str], values: list[int], lengths: list[int], key: str, sample: int
 ) -> list[int]:
-    """Begins a list where the running sum without a leading zero stands for it: at its end."""
+    """Begins a list at its end, as a running sum without a leading zero does."""
     index = keys.index(key) * (len(lengths) // len(keys)) + sample
     start = sum(lengths[: index + 1])
     return values[start : start + lengths[index]]
@@ -42,9 +42,10 @@ def _reorder(
     new_lengths: list[int] = []
     for feature in order:
         start = sum(lengths[: feature * samples])
-        of_feature = lengths[feature * samples : (feature + 1) * samples]
-        new_values += values[start : start + sum(of_feature)]
-        new_lengths += of_feature
+        feature_lengths = lengths[feature * samples : (feature + 1) * samples]
+        new_values += values[start : start + sum(feature_lengths)]
+        new_lengths += feature_lengths
+
     return new_values, new_lengths
 
 
@@ -60,7 +61,7 @@ def _equal_shares(
 ) -> tuple[list[int], list[int]]:
     """Gives each feature as many values as every other."""
     share = len(values) // features
-    moved = [one for f in order for one in values[f * share : (f + 1) * share]]
+    moved = [value for f in order for value in values[f * share : (f + 1) * share]]
     return moved, _reorder(values, lengths, features, order)[1]
 
 

@@ -15,8 +15,8 @@ Rows = list[list[int]]
 
 def _shifted(first: list[int], tables: list[int], ids: Rows) -> Rows:
     return [
-        [first[table] + one for one in of_table]
-        for table, of_table in zip(tables, ids, strict=True)
+        [first[table] + row for row in table_rows]
+        for table, table_rows in zip(tables, ids, strict=True)
     ]
 
 

@@ -29,8 +29,8 @@ def _swap(messages: list[Tensor], rank: int) -> list[Tensor]:
 
 def _first_half(mine: Tensor, rank: int, world_size: int) -> Tensor:
     """The sum of this rank's part."""
-    parts = [part.contiguous() for part in mine.chunk(world_size)]
-    return torch.stack(_swap(parts, rank)).sum(dim=0)
+    blocks = [block.contiguous() for block in mine.chunk(world_size)]
+    return torch.stack(_swap(blocks, rank)).sum(dim=0)
 
 
 def _in_parts(mine: Tensor, rank: int, world_size: int) -> Tensor:
@@ -67,20 +67,20 @@ def _on_four_ranks(function: Any) -> list[Any]:
         dist.send = counted
         dist.isend = counted_later
         try:
-            mine = torch.arange(16.0, device=device()) * (rank + 1)
-            result = function(mine, rank, world_size)
+            numbers = torch.arange(16.0, device=device()) * (rank + 1)
+            result = function(numbers, rank, world_size)
         finally:
             dist.send = send
             dist.isend = isend
         return result, sum(sent)
 
-    found = on_ranks(4, reduce)
-    results = [result for result, _ in found]
+    outcomes = on_ranks(4, reduce)
+    results = [result for result, _ in outcomes]
     if results == [...] * 4:
         return results
     if not all(isinstance(result, Tensor) for result in results):
         raise ValueError(f"It returns {type(results[0]).__name__}, not a tensor.")
-    return found
+    return outcomes
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -66,6 +66,7 @@ def _shard(model: _TwoCollections, paths: tuple[str, ...], last: int, rate: floa
         first, second = (config.name for config in collection.embedding_bag_configs())
         placement = {first: table_wise(rank=0), second: table_wise(rank=last)}
         plans[path] = construct_module_sharding_plan(collection, placement, world_size=2)
+
     fused = {"optimizer": "exact_sgd", "learning_rate": rate}
     sharders = [EmbeddingBagCollectionSharder(fused)]
     return DistributedModelParallel(model, plan=ShardingPlan(plans), sharders=sharders)
@@ -100,22 +101,24 @@ def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
             return ...
         if not isinstance(model, nn.Module):
             return model.__class__.__name__
-        held = {
+
+        shapes = {
             name.split(".")[-2]: list(weight.shape)
             for name, weight in model.named_parameters()
             if "_table" in name
         }
+
         batch = kjt_from_lists(_BATCHES[rank]).to(device())
         scores = model(batch)
         scores.square().mean().backward()
-        return held, scores.tolist(), model(batch).tolist()
+        return shapes, scores.tolist(), model(batch).tolist()
 
-    found = on_ranks(2, step, timeout=60)
-    if found == [..., ...]:
-        return found
-    if isinstance(found[0], str):
-        raise ValueError(f"It returns {found[0]}, not a sharded model.")
-    return found
+    outcomes = on_ranks(2, step, timeout=60)
+    if outcomes == [..., ...]:
+        return outcomes
+    if isinstance(outcomes[0], str):
+        raise ValueError(f"It returns {outcomes[0]}, not a sharded model.")
+    return outcomes
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -28,6 +28,7 @@ def _send_ids(batch: KeyedJaggedTensor) -> tuple[Tensor, list[int], list[int]]:
     ids_for = torch.tensor(batch.length_per_key(), device=batch.values().device)
     ids_from = torch.empty_like(ids_for)
     dist.all_to_all_single(ids_from, ids_for)
+
     outgoing = batch.values()
     incoming = outgoing.new_empty(int(ids_from.sum()))
     dist.all_to_all_single(incoming, outgoing, ids_from.tolist(), ids_for.tolist())

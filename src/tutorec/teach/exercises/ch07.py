@@ -17,7 +17,7 @@ __all__ = ["EXERCISES"]
 
 
 def _rank_and_row(identity: int, rows: int, world_size: int) -> tuple[int, int]:
-    """Rows are dealt out in ranges of equal height, rounded up."""
+    """Rows are assigned in ranges of equal height, rounded up."""
     return divmod(identity, -(-rows // world_size))
 
 
@@ -35,16 +35,18 @@ def _not_renumbered(identity: int, rows: int, world_size: int) -> tuple[int, int
 
 # For each of two ranks: the ids of its three bags.
 _BAGS = ([[7, 2, 6], [], [1]], [[5], [3, 4, 4], [0]])
-_ROWS, _COLUMNS = 8, 3  # of the columns of one rank
+# The table of one rank, which has some of the columns.
+_ROWS = 8
+_COLUMNS = 3
 
 
 def _from_all(ids: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Ids and lengths of the bags of every rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (ids.tolist(), lengths.tolist()))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (ids.tolist(), lengths.tolist()))
     return [
-        (torch.tensor(of_rank, device=ids.device), torch.tensor(counts, device=ids.device))
-        for of_rank, counts in found
+        (torch.tensor(rank_ids, device=ids.device), torch.tensor(counts, device=ids.device))
+        for rank_ids, counts in gathered
     ]
 
 
@@ -62,7 +64,7 @@ def _parts(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _column_wise(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-    """Every rank adds up its columns of all bags; the parts of a bag stand side by side."""
+    """Every rank adds up its columns of all bags; the parts of a bag are side by side."""
     return torch.cat([*_parts(my_columns, ids, lengths)], dim=1)
 
 
@@ -75,9 +77,9 @@ def _own_columns_only(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tenso
 
 
 def _own_columns_first(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-    parts = [*_parts(my_columns, ids, lengths)]
-    own = parts.pop(dist.get_rank())
-    return torch.cat([own, *parts], dim=1)
+    blocks = [*_parts(my_columns, ids, lengths)]
+    own = blocks.pop(dist.get_rank())
+    return torch.cat([own, *blocks], dim=1)
 
 
 def _on_two_ranks(function: Any) -> list[Any]:
@@ -89,7 +91,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
 
     def forward(rank: int) -> Any:
         bags = _BAGS[rank]
-        ids = torch.tensor([one for bag in bags for one in bag], device=device())
+        ids = torch.tensor([identifier for bag in bags for identifier in bag], device=device())
         lengths = torch.tensor([len(bag) for bag in bags], device=device())
         numbers = torch.arange(float(_ROWS * _COLUMNS), device=device())
         return function(numbers.view(_ROWS, _COLUMNS) + 100 * rank, ids, lengths)

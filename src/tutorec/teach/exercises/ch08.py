@@ -14,8 +14,10 @@ from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
-_HOSTS, _LOCAL = 2, 2
-_SAMPLES, _COLUMNS = 3, 2
+_HOSTS = 2
+_LOCAL = 2
+_SAMPLES = 3
+_COLUMNS = 2
 
 
 def _cross(my_gradients: Tensor, across: Any) -> Tensor:
@@ -27,14 +29,14 @@ def _cross(my_gradients: Tensor, across: Any) -> Tensor:
 
 def _copy(arrived: Tensor, inside: Any) -> list[Tensor]:
     """What has arrived on each rank of my host."""
-    of_host = [torch.empty_like(arrived) for _ in range(dist.get_world_size(inside))]
-    dist.all_gather(of_host, arrived, group=inside)
-    return of_host
+    host_gradients = [torch.empty_like(arrived) for _ in range(dist.get_world_size(inside))]
+    dist.all_gather(host_gradients, arrived, group=inside)
+    return host_gradients
 
 
 def _cross_then_copy(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
-    of_host = _copy(_cross(my_gradients, across), inside)
-    return torch.stack(of_host, dim=1).flatten(0, 1)
+    host_gradients = _copy(_cross(my_gradients, across), inside)
+    return torch.stack(host_gradients, dim=1).flatten(0, 1)
 
 
 def _not_copied(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:

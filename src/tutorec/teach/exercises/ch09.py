@@ -76,28 +76,29 @@ def _largest_first(tables: Sizes) -> list[str]:
 def _by_bytes(tables: Sizes) -> Words:
     """What is larger than a rank may hold is cut, the rest goes to the emptier rank."""
     share = sum(map(_bytes, tables.values())) / _RANKS
-    held = [0.0] * _RANKS
+    rank_bytes = [0.0] * _RANKS
     plan: Words = {}
     for name in _largest_first(tables):
         size = _bytes(tables[name])
         if size > _SLACK * share:
             plan[name] = "row_wise"
-            held = [one + size / _RANKS for one in held]
+            rank_bytes = [nbytes + size / _RANKS for nbytes in rank_bytes]
         else:
-            rank = held.index(min(held))
+            rank = rank_bytes.index(min(rank_bytes))
             plan[name] = ("table_wise", rank)
-            held[rank] += size
+            rank_bytes[rank] += size
+
     return plan
 
 
 def _all_whole(tables: Sizes) -> Words:
     """Longest first, and nothing is cut."""
-    held = [0] * _RANKS
+    rank_bytes = [0] * _RANKS
     plan: Words = {}
     for name in _largest_first(tables):
-        rank = held.index(min(held))
+        rank = rank_bytes.index(min(rank_bytes))
         plan[name] = ("table_wise", rank)
-        held[rank] += _bytes(tables[name])
+        rank_bytes[rank] += _bytes(tables[name])
     return plan
 
 
@@ -111,22 +112,24 @@ def _run_plans(planner: Callable[[Sizes], Any]) -> Any:
     Raises:
         ValueError: It does not return a plan, or two ranks cannot run what it returns.
     """
-    made = [planner(dict(tables)) for tables in _MODELS]
-    if any(words is None or words is Ellipsis for words in made):
+    plans = [planner(dict(tables)) for tables in _MODELS]
+    if any(plan is None or plan is Ellipsis for plan in plans):
         return ...
-    for tables, words in zip(_MODELS, made, strict=True):
-        _check_words(tables, words)
-    by_rank = _held_on_ranks(tuple(tuple(words.items()) for words in made))
-    for number, (tables, words) in enumerate(zip(_MODELS, made, strict=True)):
-        held = [of_rank[number] for of_rank in by_rank]
-        if _RANKS * max(held) > _SLACK * sum(held):
+
+    for tables, plan in zip(_MODELS, plans, strict=True):
+        _check_words(tables, plan)
+    by_rank = _held_on_ranks(tuple(tuple(plan.items()) for plan in plans))
+    for number, (tables, plan) in enumerate(zip(_MODELS, plans, strict=True)):
+        rank_bytes = [model_bytes[number] for model_bytes in by_rank]
+        if _RANKS * max(rank_bytes) > _SLACK * sum(rank_bytes):
             return _UNEVEN
         share = sum(map(_bytes, tables.values())) / _RANKS
         if any(
-            word == "row_wise" and _bytes(tables[name]) <= _SLACK * share
-            for name, word in words.items()
+            entry == "row_wise" and _bytes(tables[name]) <= _SLACK * share
+            for name, entry in plan.items()
         ):
             return _CUT
+
     return _EVEN
 
 
@@ -134,12 +137,14 @@ def _check_words(tables: Sizes, words: Any) -> None:
     """Refuse what is not a plan of whole tables and of tables that are cut by rows."""
     if not isinstance(words, dict) or set(words) != set(tables):
         raise ValueError(f"Return a dict with an entry for each of {', '.join(tables)}.")
+
     known = ("row_wise", *(("table_wise", rank) for rank in range(_RANKS)))
-    wrong = {name: word for name, word in words.items() if word not in known}
+    wrong = {name: entry for name, entry in words.items() if entry not in known}
     if wrong:
-        name, word = next(iter(wrong.items()))
+        name, entry = next(iter(wrong.items()))
         raise ValueError(
-            f"{name!r} is {word!r}: an entry is 'row_wise', ('table_wise', 0) or ('table_wise', 1)."
+            f"{name!r} is {entry!r}: an entry is 'row_wise', ('table_wise', 0) or "
+            "('table_wise', 1)."
         )
 
 
@@ -153,16 +158,16 @@ def _held(rank: int, plans: Sequence[Sequence[tuple[str, Any]]]) -> list[int]:
     """Bytes of each model on this rank; a step is trained, and its result compared."""
     group = dist.group.WORLD
     assert group is not None, "a rank has its process group"
-    held = []
-    for tables, words in zip(_MODELS, plans, strict=True):
+    model_bytes = []
+    for tables, assignment in zip(_MODELS, plans, strict=True):
         torch.manual_seed(0)  # the same weights on both ranks
         module = collection(tables, device="cpu")
         batch = kjt_from_lists({name: [[0, 5], [rank]] for name in tables})
         expected = module(batch).values().detach()
 
         entries = {
-            name: row_wise() if word == "row_wise" else table_wise(rank=word[1])
-            for name, word in words
+            name: row_wise() if way == "row_wise" else table_wise(rank=way[1])
+            for name, way in assignment
         }
         plan = construct_module_sharding_plan(module, entries, world_size=_RANKS)
         env = ShardingEnv.from_process_group(group)
@@ -170,8 +175,9 @@ def _held(rank: int, plans: Sequence[Sequence[tuple[str, Any]]]) -> list[int]:
         pooled = sharded(batch.to(device())).values()
         torch.testing.assert_close(pooled.detach().cpu(), expected)
         pooled.sum().backward()
-        held.append(held_bytes(sharded))
-    return held
+
+        model_bytes.append(held_bytes(sharded))
+    return model_bytes
 
 
 EXERCISES: tuple[Exercise, ...] = (

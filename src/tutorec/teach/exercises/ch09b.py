@@ -72,10 +72,10 @@ def _on_two_ranks(function: Callable[[int, Make], Any]) -> Any:
 
     try:
         with Ranks(2, timeout=15) as world:
-            found = world.run(attempt, True)
-            if found == [..., ...]:
+            outcomes = world.run(attempt, True)
+            if outcomes == [..., ...]:
                 return ...
-            return [found, world.run(attempt, False)]
+            return [outcomes, world.run(attempt, False)]
     except RankTimeoutError:
         return _WAITS
     except RankError as error:

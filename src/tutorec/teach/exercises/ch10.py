@@ -38,16 +38,17 @@ _CASES: tuple[tuple[Stored, int, int, int, int], ...] = (
 def _overlaps(
     stored: Stored, first_row: int, first_column: int, rows: int, columns: int
 ) -> list[tuple[slice, Tensor, int]]:
-    """Of each stored shard: the wanted rows that it has, their numbers, the shared columns."""
-    found = []
+    """Of each stored shard: the requested rows that it has, their numbers, the shared columns."""
+    overlaps = []
     for top, left, width, numbers in stored:
         row_start = max(first_row, top)
         row_end = min(first_row + rows, top + len(numbers))
         shared = min(first_column + columns, left + width) - max(first_column, left)
         if row_start < row_end and shared > 0:
             target = slice(row_start - first_row, row_end - first_row)
-            found.append((target, numbers[row_start - top : row_end - top], shared))
-    return found
+            overlaps.append((target, numbers[row_start - top : row_end - top], shared))
+
+    return overlaps
 
 
 def _read_state(

@@ -15,8 +15,10 @@ from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
-_RATE, _EPS = 0.02, 1e-8
-_ROWS, _COLUMNS = 6, 4
+_RATE = 0.02
+_EPS = 1e-8
+_ROWS = 6
+_COLUMNS = 4
 # Ids of each of two ranks: row 2 on both, row 4 twice on the first.
 _IDS = ([4, 2, 4], [2, 1])
 
@@ -41,9 +43,9 @@ def _not_corrected(
 
 def _all_rows(weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor) -> Tensor:
     """A step of all rows, with a gradient of zero for those that are absent."""
-    every = torch.arange(len(weight), device=weight.device)
-    whole = torch.zeros_like(weight).index_copy_(0, rows, sums)
-    return _partial_rowwise_adam(weight, m, v, t, every, whole)
+    all_rows = torch.arange(len(weight), device=weight.device)
+    gradient = torch.zeros_like(weight).index_copy_(0, rows, sums)
+    return _partial_rowwise_adam(weight, m, v, t, all_rows, gradient)
 
 
 def _square_of_mean(
@@ -67,6 +69,7 @@ def _after_two_steps(function: Callable[..., Any]) -> Any:
     weight = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
     m = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
     v = torch.rand(_ROWS, 1, generator=random).to(device()) / 1000  # as small as its changes
+
     for t, rows in ((3, [0, 2, 5]), (4, [2, 3])):
         sums = torch.randn(len(rows), _COLUMNS, generator=random).to(device())
         weight = function(weight, m, v, t, torch.tensor(rows, device=device()), sums)

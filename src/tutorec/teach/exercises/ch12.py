@@ -55,9 +55,9 @@ _WORKED = ([1.0, 6.0, 2.0], [4.0, 1.0, 2.0], [2.0, 2.0, 3.0])  # ms of three ran
 
 def _waited_for(mine: Tensor) -> tuple[float, list[int]]:
     """The length of the step, and the slowest rank of each phase."""
-    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_ranks, mine)
-    longest, ranks = torch.stack(of_ranks).max(dim=0)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    longest, ranks = torch.stack(gathered).max(dim=0)
     return float(longest.sum()), ranks.tolist()
 
 
@@ -88,12 +88,12 @@ def _on_three_ranks(function: Any) -> list[Any]:
     def report(rank: int) -> Any:
         return function(torch.tensor(_WORKED[rank], device=device()))
 
-    found = on_ranks(3, report)
-    if found == [...] * 3:
-        return found
-    if not all(isinstance(one, tuple | list) and len(one) == 2 for one in found):
-        raise ValueError(f"It returns {found[0]!r}, not (milliseconds, ranks of the phases).")
-    return [[ms, ranks] for ms, ranks in found]
+    outcomes = on_ranks(3, report)
+    if outcomes == [...] * 3:
+        return outcomes
+    if not all(isinstance(outcome, tuple | list) and len(outcome) == 2 for outcome in outcomes):
+        raise ValueError(f"It returns {outcomes[0]!r}, not (milliseconds, ranks of the phases).")
+    return [[ms, ranks] for ms, ranks in outcomes]
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -55,8 +55,8 @@ def _rows_of(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def _rows_once(ids: Tensor, weight: Tensor) -> Tensor:
-    distinct, place = ids.unique(return_inverse=True)
-    return _rows_of(distinct, weight)[place]
+    distinct, position = ids.unique(return_inverse=True)
+    return _rows_of(distinct, weight)[position]
 
 
 def _distinct_rows_only(ids: Tensor, weight: Tensor) -> Tensor:
@@ -87,12 +87,12 @@ def _on_two_ranks(function: Any) -> list[Any]:
         finally:
             dist.all_to_all_single = exchange
 
-    found = on_ranks(2, run)
-    if all(rows is ... for rows, _ in found):
+    outcomes = on_ranks(2, run)
+    if all(rows is ... for rows, _ in outcomes):
         return [...]
-    if not all(isinstance(rows, Tensor) for rows, _ in found):
-        raise ValueError(f"It returns {type(found[0][0]).__name__}, not a tensor of rows.")
-    return [[rows.tolist(), sent] for rows, sent in found]
+    if not all(isinstance(rows, Tensor) for rows, _ in outcomes):
+        raise ValueError(f"It returns {type(outcomes[0][0]).__name__}, not a tensor of rows.")
+    return [[rows.tolist(), sent] for rows, sent in outcomes]
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -23,7 +23,7 @@ _Unpack = Callable[[Sequence[int], float, float], list[float]]
 def _unpack_with(
     code: Callable[[int, int], int], value: Callable[[int, float, float], float]
 ) -> _Unpack:
-    """Build an unpacking function from a code's offset and the number that a code stands for."""
+    """Build an unpacking function from a byte's codes and the number that a code represents."""
 
     def unpack_row(payload: Sequence[int], scale: float, bias: float) -> list[float]:
         return [value(code(byte, half), scale, bias) for byte in payload for half in (0, 1)]
@@ -32,7 +32,7 @@ def _unpack_with(
 
 
 def _low_first(byte: int, half: int) -> int:
-    """The first number of a byte stands in its low half."""
+    """The first number of a byte is in its low half."""
     return byte >> 4 * half & 15
 
 
@@ -48,7 +48,7 @@ def _signed(byte: int, half: int) -> int:
 
 
 def _number(code: int, scale: float, bias: float) -> float:
-    """What a code stands for."""
+    """The number that a code represents."""
     return code * scale + bias
 
 
@@ -123,16 +123,16 @@ def _on_two_ranks(function: Any) -> list[Any]:
         finally:
             dist.all_to_all_single = exchange
 
-    found = on_ranks(2, send)
-    rows = [row for row, _ in found]
+    outcomes = on_ranks(2, send)
+    rows = [row for row, _ in outcomes]
     if rows == [..., ...]:
         return rows
     for row in rows:
         if not isinstance(row, Tensor) or row.shape != (2, 64) or row.dtype != torch.float32:
             is_tensor = isinstance(row, Tensor)
-            given = f"{row.dtype} {list(row.shape)}" if is_tensor else type(row).__name__
-            raise ValueError(f"It returns {given}, not float32 [2, 64].")
-    return found
+            description = f"{row.dtype} {list(row.shape)}" if is_tensor else type(row).__name__
+            raise ValueError(f"It returns {description}, not float32 [2, 64].")
+    return outcomes
 
 
 EXERCISES: tuple[Exercise, ...] = (

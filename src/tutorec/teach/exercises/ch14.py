@@ -28,7 +28,7 @@ def _request_of(
 
     def request_by_hand(batch: _Batch, features: list[str]) -> _Request:
         ordered = lists(batch, features)
-        return [each for ids in ordered for each in ids], [len(ids) for ids in ordered]
+        return [identifier for ids in ordered for identifier in ids], [len(ids) for ids in ordered]
 
     return request_by_hand
 
@@ -78,9 +78,9 @@ def _sums(rows: Tensor, mine: Tensor, counted: Tensor, starts: Tensor) -> Tensor
 
 def _own_sums(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
     """The sums of the rows of this rank alone."""
-    mine = ids - rank * len(rows)
-    here = (mine >= 0) & (mine < len(rows))
-    return _sums(rows, torch.where(here, mine, 0), here, starts)
+    local_ids = ids - rank * len(rows)
+    is_local = (local_ids >= 0) & (local_ids < len(rows))
+    return _sums(rows, torch.where(is_local, local_ids, 0), is_local, starts)
 
 
 def _serve(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
@@ -92,16 +92,16 @@ def _serve(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
 
 def _stand_ins_counted(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
     """Ids of the other rank read the nearest row of this one."""
-    mine = (ids - rank * len(rows)).clamp(0, len(rows) - 1)
-    sums = _sums(rows, mine, torch.ones_like(mine), starts)
+    local_ids = (ids - rank * len(rows)).clamp(0, len(rows) - 1)
+    sums = _sums(rows, local_ids, torch.ones_like(local_ids), starts)
     dist.all_reduce(sums)
     return sums
 
 
 def _ids_not_moved(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
     """Each rank looks up the ids that are smaller than the number of its rows."""
-    here = ids < len(rows)
-    sums = _sums(rows, torch.where(here, ids, 0), here, starts)
+    is_local = ids < len(rows)
+    sums = _sums(rows, torch.where(is_local, ids, 0), is_local, starts)
     dist.all_reduce(sums)
     return sums
 

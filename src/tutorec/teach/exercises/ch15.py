@@ -126,7 +126,7 @@ def _what_it_does(pipeline: Any) -> Any:
     Raises:
         ValueError: It fails, or uses what has not arrived.
     """
-    found = []
+    results = []
     for count in (0, 1, 2, 5):
         trained: list[int] = []
         travelled: dict[tuple[str, int], int] = {}
@@ -156,8 +156,8 @@ def _what_it_does(pipeline: Any) -> Any:
             return ...
         ids = [travelled.get(("ids", batch)) for batch in range(2, count)]
         rows = [travelled.get(("rows", batch)) for batch in range(1, count)]
-        found.append([losses, ids, rows])
-    return found
+        results.append([losses, ids, rows])
+    return results
 
 
 EXERCISES: tuple[Exercise, ...] = (

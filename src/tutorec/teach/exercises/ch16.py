@@ -91,6 +91,7 @@ class _PartlyShared(Compression):
             num_embeddings=self.rows,
             embedding_dim=table.embedding_dim - self.own,
         )
+
         own = replace(table, name=f"{table.name}_own", embedding_dim=self.own)
         return [Part(shared, (IdMap("#", self.map_ids),)), Part(own)]
 
@@ -136,10 +137,13 @@ def _pooled(answer: Any) -> Any:
         ValueError: It cannot be made or looked up, or its results have another shape.
     """
     try:
-        how = answer(_SHARED_ROWS, _OWN_COLUMNS)
-        if how.parts(_TABLE) is ... or how.combine([torch.zeros(1, 6), torch.zeros(1, 2)]) is ...:
+        compression = answer(_SHARED_ROWS, _OWN_COLUMNS)
+        if (
+            compression.parts(_TABLE) is ...
+            or compression.combine([torch.zeros(1, 6), torch.zeros(1, 2)]) is ...
+        ):
             return ...
-        collection = CompressedEmbeddingBagCollection([_TABLE], {"item_table": how})
+        collection = CompressedEmbeddingBagCollection([_TABLE], {"item_table": compression})
         with torch.no_grad():
             for weight in collection.parameters():
                 first = 100.0 if len(weight) == _TABLE.num_embeddings else 0.0
@@ -147,6 +151,7 @@ def _pooled(answer: Any) -> Any:
             pooled = collection(_BAGS).values()
     except Exception as error:
         raise ValueError(f"It ends with {type(error).__name__}: {error}") from error
+
     if pooled.shape != (_BAGS.stride(), _TABLE.embedding_dim):
         raise ValueError(
             f"Its rows for {_BAGS.stride()} bags have shape {list(pooled.shape)}, and the table "

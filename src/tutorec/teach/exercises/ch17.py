@@ -12,8 +12,13 @@ from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
-_ROWS, _COLUMNS, _BYTES = 40_000_000, 128, 2 * 2**30
-_WEIGHTS, _STATE, _INDEX = 4 * _COLUMNS, 8 * _COLUMNS, 24  # bytes of a slot under Adam
+_ROWS = 40_000_000
+_COLUMNS = 128
+_BYTES = 2 * 2**30
+# Bytes of a slot under Adam.
+_WEIGHTS = 4 * _COLUMNS
+_STATE = 8 * _COLUMNS
+_INDEX = 24
 
 
 def _load_factor(slot: int, row: int = 8) -> float:

@@ -8,8 +8,14 @@ from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
-_ROWS, _POPULAR, _PAGE = 10_000_000, 100_000, 4096
-_ROW, _STATE, _SLOT_INDEX, _ROW_INDEX = 4 * 16, 4, 24, 8  # bytes
+_ROWS = 10_000_000
+_POPULAR = 100_000
+_PAGE = 4096
+# Sizes in bytes.
+_ROW = 4 * 16
+_STATE = 4
+_SLOT_INDEX = 24
+_ROW_INDEX = 8
 _SLOT = _ROW + _STATE + _SLOT_INDEX
 
 

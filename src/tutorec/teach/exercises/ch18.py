@@ -16,7 +16,8 @@ from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
-_ROWS, _COLUMNS = 100_000_000, 64
+_ROWS = 100_000_000
+_COLUMNS = 64
 _ROW = 4 * _COLUMNS + 4  # bytes of a row and of its state under row-wise Adagrad
 
 
@@ -37,7 +38,8 @@ def _first_equal(least: int, seen: Sequence[int]) -> int:
     return _first_above(least - 1, seen)
 
 
-_LIMIT, _TABLE_ROWS = 100, 16
+_LIMIT = 100
+_TABLE_ROWS = 16
 _IDS = [7, 61, 7, 40], [99, 40, 50, 12, 88]  # raw ids of each rank; both have 40
 
 
@@ -51,6 +53,7 @@ def _by_owner(
     ids_from = torch.empty_like(ids_for)
     dist.all_to_all_single(ids_from, ids_for)
     sizes = ids_from.tolist(), ids_for.tolist()
+
     arrived = ids.new_empty(sum(sizes[0]))
     dist.all_to_all_single(arrived, ids[order].contiguous(), *sizes)
     return order, arrived, *sizes
@@ -66,9 +69,9 @@ def _returned(rows: Tensor, came: list[int], went: list[int]) -> Tensor:
 def _rows_of(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
     """The row of each id [N], from its owner."""
     order, arrived, came, went = _by_owner(ids, world_size, limit)
-    place = arrived.unique(return_inverse=True)[1]
+    position = arrived.unique(return_inverse=True)[1]
     result = torch.empty_like(ids)
-    result[order] = _returned(place + rank * (rows // world_size), came, went)
+    result[order] = _returned(position + rank * (rows // world_size), came, went)
     return result
 
 
@@ -80,8 +83,8 @@ def _own_rows(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) ->
 def _in_owners_order(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
     """Rows in the order in which the ids were sent."""
     _, arrived, came, went = _by_owner(ids, world_size, limit)
-    place = arrived.unique(return_inverse=True)[1]
-    return _returned(place + rank * (rows // world_size), came, went)
+    position = arrived.unique(return_inverse=True)[1]
+    return _returned(position + rank * (rows // world_size), came, went)
 
 
 def _from_zero(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
@@ -92,9 +95,9 @@ def _from_zero(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -
 def _a_row_for_each_copy(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
     """Copies of an id get a row each."""
     order, arrived, came, went = _by_owner(ids, world_size, limit)
-    place = arrived.argsort(stable=True).argsort()
+    position = arrived.argsort(stable=True).argsort()
     result = torch.empty_like(ids)
-    result[order] = _returned(place + rank * (rows // world_size), came, went)
+    result[order] = _returned(position + rank * (rows // world_size), came, went)
     return result
 
 

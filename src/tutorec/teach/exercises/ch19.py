@@ -58,11 +58,12 @@ def _partial_sums(
     arrived = [torch.empty_like(ids) for _ in range(dist.get_world_size())]
     dist.all_gather(arrived, ids)
     rows = torch.stack(arrived) + starts - bounds[dist.get_rank()]
-    mine = (rows >= 0) & (rows < len(my_rows))
-    found = my_rows[rows.clamp(0, len(my_rows) - 1)]
+
+    is_local = (rows >= 0) & (rows < len(my_rows))
+    vectors = my_rows[rows.clamp(0, len(my_rows) - 1)]
     if not clamp:
-        found = found * mine.unsqueeze(-1)
-    return found.sum(dim=2)
+        vectors = vectors * is_local.unsqueeze(-1)
+    return vectors.sum(dim=2)
 
 
 def _sums_of_my_samples(partial: Tensor) -> Tensor:

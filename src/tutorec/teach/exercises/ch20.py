@@ -26,7 +26,8 @@ from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
-_ROWS, _COLUMNS = 4, 8
+_ROWS = 4
+_COLUMNS = 8
 _TABLES: tuple[str, ...] = ("by_rows", "by_columns", "replicated")
 
 
@@ -40,14 +41,15 @@ def _write(
     for name, value in model.state_dict().items():
         if hasattr(value, "local_shards"):
             for shard in value.local_shards():
-                place = shard.metadata
-                shard.tensor.copy_(part(saved[name], place.shard_offsets, place.shard_sizes))
+                metadata = shard.metadata
+                shard.tensor.copy_(part(saved[name], metadata.shard_offsets, metadata.shard_sizes))
         elif replicas:
             value.copy_(saved[name])
 
 
 def _rectangle(table: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    (row, column), (rows, columns) = offsets, sizes
+    row, column = offsets
+    rows, columns = sizes
     return table[row : row + rows, column : column + columns]
 
 
@@ -87,19 +89,21 @@ def _loaded(answer: Callable[..., Any]) -> Any:
         collection = EmbeddingBagCollection(tables, device=device())
         for weight in collection.parameters():
             nn.init.zeros_(weight)
+
         ways = dict(
             zip(_TABLES, (row_wise(), column_wise(ranks=[0, 1]), data_parallel()), strict=True)
         )
         plan = ShardingPlan({"": construct_module_sharding_plan(collection, ways, world_size=2)})
         sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})
         model = DistributedModelParallel(collection, plan=plan, sharders=[sharder])
-        whole = torch.arange(1.0, _ROWS * _COLUMNS + 1).view(_ROWS, _COLUMNS)
+
+        table = torch.arange(1.0, _ROWS * _COLUMNS + 1).view(_ROWS, _COLUMNS)
         with torch.no_grad():
-            result = answer(model, {name: whole.clone() for name in model.state_dict()})
+            result = answer(model, {name: table.clone() for name in model.state_dict()})
         return ... if result is ... else [_held(value) for value in model.state_dict().values()]
 
-    found = on_ranks(2, load)
-    return ... if is_untouched(found) else found
+    outcomes = on_ranks(2, load)
+    return ... if is_untouched(outcomes) else outcomes
 
 
 def _held(value: Any) -> list[Any]:

@@ -76,6 +76,7 @@ def _trained(way: Any) -> list[Any]:
         tables = Collection(
             group, [_TABLE], {"product": way}, {"product": _START}, partial(sgd, rate=0.5)
         )
+
         draw = torch.Generator().manual_seed(group.rank)
         lengths = torch.randint(4, (1, 5), generator=draw)
         values = torch.randint(9, (int(lengths.sum()),), generator=draw)
@@ -84,11 +85,11 @@ def _trained(way: Any) -> list[Any]:
         return [sums.detach(), tables.save()["product"].weight]
 
     shapes = []
-    whole = torch.empty(9, 4)
+    table = torch.empty(9, 4)
     try:
         way = way() if isinstance(way, type) else way
         for rank in range(4):
-            shapes.append([*whole[way.region(_TABLE, rank, 4)].shape])
+            shapes.append([*table[way.region(_TABLE, rank, 4)].shape])
         return [shapes, *run_ranks(4, train)]
     except Exception as error:
         raise ValueError(f"On four ranks it ends with {type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ def _bags(
         seen = [*before, items[click]] if own else before
         bags[click] = seen[-longest:]
         before.append(items[click])
+
     return bags
 
 
