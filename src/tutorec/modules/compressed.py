@@ -69,6 +69,7 @@ class BlockEmbeddingBag(nn.Module):
                 f"BlockEmbeddingBag: block_embedding_dim={block_embedding_dim} columns are widened "
                 f"to embedding_dim={embedding_dim}; store from 1 to {embedding_dim}"
             )
+
         weight = torch.empty(vocab_size, block_embedding_dim, device=device)
         self.embedding = nn.EmbeddingBag(
             vocab_size,
@@ -77,6 +78,7 @@ class BlockEmbeddingBag(nn.Module):
             include_last_offset=include_last_offset,
             _weight=weight,
         )
+
         narrow = block_embedding_dim < embedding_dim
         self.linear = (
             nn.Linear(block_embedding_dim, embedding_dim, False, device)
@@ -144,14 +146,18 @@ class QREmbeddingBag(nn.Module):
     ) -> None:
         super().__init__()
         self.compression = QR(num_buckets, operation)
-        self.num_buckets, self.num_embeddings = num_buckets, num_embeddings or num_buckets**2
-        self.mode, self.include_last_offset = mode, include_last_offset
-        whole = EmbeddingBagConfig(self.num_embeddings, embedding_dim, "table")
-        self._parts = self.compression.parts(whole)
+        self.num_buckets = num_buckets
+        self.num_embeddings = num_embeddings or num_buckets**2
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+        config = EmbeddingBagConfig(self.num_embeddings, embedding_dim, "table")
+        self._parts = self.compression.parts(config)
         self.quotient, self.remainder = [
             nn.Parameter(torch.empty(table.num_embeddings, table.embedding_dim, device=device))
             for table, _ in self._parts
         ]
+
         self.reset_parameters()
         if verbose:
             stored = self.quotient.numel() + self.remainder.numel()
@@ -163,8 +169,8 @@ class QREmbeddingBag(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize the weights."""
-        for part, weight in zip(self._parts, (self.quotient, self.remainder), strict=True):
-            part.table.init_weight(weight)
+        for stored_part, weight in zip(self._parts, (self.quotient, self.remainder), strict=True):
+            stored_part.table.init_weight(weight)
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
@@ -178,13 +184,15 @@ class QREmbeddingBag(nn.Module):
                     f"QREmbeddingBag has rows for ids 0 to {self.num_embeddings - 1}, got ids from "
                     f"{low} to {high}; make it with num_embeddings="
                 )
+
         rows = [
             F.embedding(ids.div(self.num_buckets, rounding_mode="floor"), self.quotient),
             F.embedding(ids.remainder(self.num_buckets), self.remainder),
         ]
-        places = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device).view(input.shape)
+
+        positions = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device).view(input.shape)
         return F.embedding_bag(
-            places,
+            positions,
             self.compression.combine(rows),
             offsets,
             mode=self.mode,

@@ -115,24 +115,28 @@ class CompressedEmbeddingBagCollection(nn.Module):
         unknown = sorted(set(compression).difference(names))
         if unknown:
             raise KeyError(f"there are no tables {unknown} to compress; they are {names}")
+
         self.register_load_state_dict_pre_hook(check_loaded)
-        self._tables, self._is_weighted = tables, is_weighted
+        self._tables = tables
+        self._is_weighted = is_weighted
         how = {table.name: compression.get(table.name, Whole()) for table in tables}
         self._parts = {table.name: how[table.name].parts(table) for table in tables}
         pooled, rows = (
             [
-                part
+                stored_part
                 for table in tables
                 if how[table.name].per_id == per_id
-                for part in self._parts[table.name]
+                for stored_part in self._parts[table.name]
             ]
             for per_id in (False, True)
         )
-        configs = [_plain(part) for part in pooled]
-        row_configs = [_unpooled(_plain(part)) for part in rows]
+
+        configs = [_plain(stored_part) for stored_part in pooled]
+        row_configs = [_unpooled(_plain(stored_part)) for stored_part in rows]
         self.pooled = EmbeddingBagCollection(configs, is_weighted, device) if pooled else None
         self.rows = EmbeddingCollection(row_configs, device) if rows else None
-        self._pooled_features, self._row_features = _made_features(pooled), _made_features(rows)
+        self._pooled_features = _made_features(pooled)
+        self._row_features = _made_features(rows)
         self.projections = nn.ModuleDict(
             {
                 table.name: nn.Linear(width, table.embedding_dim, bias=False, device=device)
@@ -140,9 +144,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
                 if (width := how[table.name].width(table)) != table.embedding_dim
             }
         )
-        names = _result_names(configs) | _result_names(
-            row_configs
-        )  # by table: each table is in one of the two collections
+
+        # By table: each table is in one of the two collections.
+        names = _result_names(configs) | _result_names(row_configs)
         self._results = [
             _Result(
                 feature, table, how[table.name], _lookups(index, self._parts[table.name], names)
@@ -155,6 +159,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
             for r in self._results
             if r.compression.bounded
         ]
+
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._widths = [result.table.embedding_dim for result in self._results]
         self._keys = list(dict.fromkeys(result.feature for result in self._results))
@@ -175,6 +180,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
                 raise KeyError(
                     f"KeyedJaggedTensor has no key {key!r}; its keys are {features.keys()}"
                 )
+
         # Both lookups are started before either result is awaited.
         pooled = None if self.pooled is None else self.pooled(self._pooled_batch(features))
         rows = (
@@ -182,12 +188,17 @@ class CompressedEmbeddingBagCollection(nn.Module):
             if self.rows is None
             else self.rows(_made(features, self._row_features, weighted=False))
         )
-        pooled_of = {} if pooled is None else _waited(pooled).to_dict()
-        rows_of = (
-            {} if rows is None else {name: one.values() for name, one in _waited(rows).items()}
+        pooled_results = {} if pooled is None else _waited(pooled).to_dict()
+        row_results = (
+            {}
+            if rows is None
+            else {name: jagged.values() for name, jagged in _waited(rows).items()}
         )
+
         columns = [
-            self._columns(result, rows_of if result.compression.per_id else pooled_of, features)
+            self._columns(
+                result, row_results if result.compression.per_id else pooled_results, features
+            )
             for result in self._results
         ]
         order = [result.feature for result in self._results]
@@ -213,8 +224,11 @@ class CompressedEmbeddingBagCollection(nn.Module):
         sizes: dict[str, TableBytes] = {}
         for table in self._tables:
             size = data_type_to_dtype(table.data_type).itemsize
-            parts = [part.table for part in self._parts[table.name]]
-            stored = size * sum(part.num_embeddings * part.embedding_dim for part in parts)
+            part_tables = [stored_part.table for stored_part in self._parts[table.name]]
+            stored = size * sum(
+                stored_part.num_embeddings * stored_part.embedding_dim
+                for stored_part in part_tables
+            )
             if table.name in self.projections:
                 stored += self.projections[table.name].get_parameter("weight").nbytes
             sizes[table.name] = TableBytes(
@@ -228,21 +242,23 @@ class CompressedEmbeddingBagCollection(nn.Module):
         inverse = features.inverse_indices_or_none()
         if inverse is None:
             return batch
-        made = [
+
+        present = [
             (name, feature)
             for name, (feature, _) in self._pooled_features.items()
             if feature in inverse[0]
         ]
-        places = torch.tensor(
-            [inverse[0].index(feature) for _, feature in made], device=inverse[1].device
+        rows = torch.tensor(
+            [inverse[0].index(feature) for _, feature in present], device=inverse[1].device
         )
+
         return KeyedJaggedTensor(
             batch.keys(),
             batch.values(),
             batch.weights_or_none(),
             batch.lengths(),
             stride_per_key_per_rank=[[lists] for lists in batch.stride_per_key()],
-            inverse_indices=([name for name, _ in made], inverse[1].index_select(0, places)),
+            inverse_indices=([name for name, _ in present], inverse[1].index_select(0, rows)),
         )
 
     def _columns(
@@ -256,6 +272,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
             rows = join_samples(
                 [result.feature], [pooled], inverse, features.variable_stride_per_key()
             )
+
         if result.table.name in self.projections:
             rows = self.projections[result.table.name](rows)
         return rows
@@ -266,6 +283,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         weights = bag_weights(
             pooling, bags.offsets(), bags.weights() if self._is_weighted else None, rows.shape[0]
         )
+
         return F.embedding_bag(
             torch.arange(rows.shape[0], dtype=bags.offsets().dtype, device=rows.device),
             rows,
@@ -278,7 +296,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
 
 def _plain(part: Part) -> EmbeddingBagConfig:
     """The table of a part, with the features computed for it."""
-    names = [feature + made.suffix for feature in part.table.feature_names for made in part.maps]
+    names = [
+        feature + id_map.suffix for feature in part.table.feature_names for id_map in part.maps
+    ]
     return replace(part.table, feature_names=names)
 
 
@@ -290,25 +310,25 @@ def _unpooled(table: EmbeddingBagConfig) -> EmbeddingConfig:
 
 def _made_features(parts: Sequence[Part]) -> Features:
     return {
-        feature + made.suffix: (feature, made)
-        for part in parts
-        for feature in part.table.feature_names
-        for made in part.maps
+        feature + id_map.suffix: (feature, id_map)
+        for stored_part in parts
+        for feature in stored_part.table.feature_names
+        for id_map in stored_part.maps
     }
 
 
 def _result_names(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, list[str]]:
     """Names of each table's results."""
     names = get_embedding_names_by_table(tables)
-    return {table.name: of_table for table, of_table in zip(tables, names, strict=True)}
+    return {table.name: table_names for table, table_names in zip(tables, names, strict=True)}
 
 
 def _lookups(index: int, parts: Sequence[Part], names: Mapping[str, list[str]]) -> tuple[str, ...]:
     """Names of a table's results for its feature at ``index``, in the order of parts and maps."""
     features: list[str] = []
-    for part in parts:
-        count = len(part.maps)
-        features += names[part.table.name][index * count : (index + 1) * count]
+    for stored_part in parts:
+        count = len(stored_part.maps)
+        features += names[stored_part.table.name][index * count : (index + 1) * count]
     return tuple(features)
 
 

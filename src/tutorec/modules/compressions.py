@@ -103,6 +103,7 @@ class QR(Compression):
                 f"QR: num_buckets={self.num_buckets} must be at least 1; the square root of R "
                 "stores the fewest rows"
             )
+
         if self.operation not in get_args(Operation):
             raise ValueError(
                 f"QR: operation={self.operation!r}; there are {', '.join(get_args(Operation))}"
@@ -123,13 +124,16 @@ class QR(Compression):
         buckets = self.num_buckets or math.isqrt(table.num_embeddings - 1) + 1
         first = last = table.embedding_dim
         ends = table.get_weight_init_min(), table.get_weight_init_max()
+
         if self.operation == "multiply":
             root = math.sqrt(max(map(abs, ends)))
             ends = -root, root
         elif self.operation == "add":
             ends = ends[0] / 2, ends[1] / 2
         else:
-            first, last = table.embedding_dim // 2, table.embedding_dim - table.embedding_dim // 2
+            first = table.embedding_dim // 2
+            last = table.embedding_dim - table.embedding_dim // 2
+
         quotients = _part(table, "quotient", -(-table.num_embeddings // buckets), first, ends)
         remainders = _part(table, "remainder", buckets, last, ends)
         divide = partial(torch.div, other=buckets, rounding_mode="floor")
@@ -195,6 +199,7 @@ class Hash(Compression):
         }
         maps = tuple(IdMap(f"#{seed}%{self.rows}", hashed) for seed, hashed in hashes.items())
         parts = [Part(_part(table, "hashed", self.rows, table.embedding_dim, ends), maps)]
+
         if self.importance:
             importance = _part(table, "importance", table.num_embeddings, self.hashes, (1.0, 1.0))
             parts.append(Part(replace(importance, init_fn=None)))
@@ -288,11 +293,12 @@ def mixed_dimensions(popularity: Mapping[str, float], base: int, alpha: float) -
         Ginart et al., *Mixed Dimension Embeddings with Application to Memory-Efficient
         Recommendation Systems* (2019).
     """
-    wrong = {name: one for name, one in popularity.items() if not one > 0}
+    wrong = {name: value for name, value in popularity.items() if not value > 0}
     if wrong:
         raise ValueError(
             f"lookups per row must be positive, got {wrong}; leave out tables that nobody looks up"
         )
+
     top = max(popularity.values(), default=1.0)
-    widths = {name: base * (one / top) ** alpha for name, one in popularity.items()}
-    return {name: min(base, max(4, 2 ** round(math.log2(one)))) for name, one in widths.items()}
+    widths = {name: base * (value / top) ** alpha for name, value in popularity.items()}
+    return {name: min(base, max(4, 2 ** round(math.log2(value)))) for name, value in widths.items()}

@@ -158,6 +158,7 @@ class LowRankMixtureCrossNet(nn.Module):
         self.U_kernels = _matrices(num_layers, num_experts, in_features, low_rank)
         self.V_kernels = _matrices(num_layers, num_experts, low_rank, in_features)
         self.bias = _zeros(num_layers, in_features, 1)
+
         self.gates = None
         if num_experts > 1:
             self.gates = nn.ModuleList(
@@ -172,6 +173,7 @@ class LowRankMixtureCrossNet(nn.Module):
         for out, core, into, bias in zip(self.U_kernels, self.C_kernels, self.V_kernels, self.bias):  # noqa: B905
             inner = self._activation(torch.einsum("krn,bn->bkr", into, crossed))
             inner = self._activation(torch.einsum("kqr,bkr->bkq", core, inner))
+
             # [B, K, N]
             experts = input.unsqueeze(1) * (
                 torch.einsum("knr,bkr->bkn", out, inner) + bias.squeeze(1)

@@ -116,6 +116,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         self._use_gather_select = use_gather_select
         self._use_gather_select_per_sharding = use_gather_select_per_sharding
         self._use_sorted_select = False
+
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embeddings = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_names = [table.feature_names for table in tables]
@@ -126,6 +127,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             for name in table.feature_names
         ]
         self._names, self._least = least_rows(self._feature_rows)
+
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._features_of_names = {
             name: feature
@@ -155,14 +157,17 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         updated: dict[str, Tensor] = {}
         if not is_scripting():
             updated = self._updated_rows(features)
+
         results: dict[str, JaggedTensor] = {}
         for index, table in enumerate(self.embeddings.values()):
             names = self._embedding_names_by_table[index]
             for position, feature in enumerate(self._feature_names[index]):
-                ids, name = lists[feature], names[position]
+                ids = lists[feature]
+                name = names[position]
                 rows = updated[name] if name in updated else table(ids.values()).float()
                 indices = ids.values() if self._need_indices else None
                 results[name] = JaggedTensor(rows, indices, ids.lengths(), None)
+
         if not is_scripting():
             results = samples_of_lists(results, features, self._features_of_names)
         return results
@@ -172,6 +177,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         """By name, the rows [N_f, D] of tables that backward updates, looked up as bags of one."""
         if type(features) is not KeyedJaggedTensor:
             return {}
+
         weights = {
             name: table.weight
             for table, names in zip(
@@ -182,7 +188,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         }
         if not weights:
             return {}
-        lists, batches = features.to_dict(), []
+
+        lists = features.to_dict()
+        batches = []
         for index, name in enumerate(weights):
             ids = lists[self._features_of_names[name]].values()
             ends = torch.arange(ids.numel() + 1, device=ids.device)

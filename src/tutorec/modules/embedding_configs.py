@@ -148,14 +148,15 @@ class BaseEmbeddingConfig:
     stash_weights: bool = False
 
     def __post_init__(self) -> None:
-        for what, number in (
+        for size, number in (
             ("num_embeddings", self.num_embeddings),
             ("embedding_dim", self.embedding_dim),
         ):
             if not isinstance(number, Integral) or number <= 0:
                 raise ValueError(
-                    f"table {self.name!r}: {what} must be a positive whole number, got {number!r}"
+                    f"table {self.name!r}: {size} must be a positive whole number, got {number!r}"
                 )
+
         if isinstance(self.feature_names, str):
             raise ValueError(
                 f"table {self.name!r}: feature_names must be a list of names, got the string "
@@ -172,6 +173,7 @@ class BaseEmbeddingConfig:
             raise ValueError(
                 f"table {self.name!r}: feature_names {self.feature_names} name a feature twice"
             )
+
         for field_name, remedy in _UNSUPPORTED.items():
             # one bucket is the whole table
             if getattr(self, field_name) and (field_name, self.total_num_buckets) != _ONE_BUCKET:
@@ -201,15 +203,16 @@ class BaseEmbeddingConfig:
         if self.init_fn is None:
             weight.uniform_(self.get_weight_init_min(), self.get_weight_init_max())
             return
-        made = self.init_fn(weight)
-        if isinstance(made, Tensor) and made is not weight:
+
+        rows = self.init_fn(weight)
+        if isinstance(rows, Tensor) and rows is not weight:
             # A function may return new values instead of filling the weight.
-            if made.shape != weight.shape:
+            if rows.shape != weight.shape:
                 raise ValueError(
-                    f"table {self.name!r}: init_fn returned shape {list(made.shape)} for a weight "
+                    f"table {self.name!r}: init_fn returned shape {list(rows.shape)} for a weight "
                     f"of shape {list(weight.shape)}; return that shape, or fill the weight in place"
                 )
-            weight.copy_(made)
+            weight.copy_(rows)
 
 
 @dataclass

@@ -106,9 +106,11 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         super().__init__()
         tables = checked_tables("EmbeddingBagCollection", tables, EmbeddingBagConfig)
         check_pooling(tables, is_weighted)
-        self._embedding_bag_configs, self._is_weighted = tables, is_weighted
+        self._embedding_bag_configs = tables
+        self._is_weighted = is_weighted
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embedding_bags = nn.ModuleDict({table.name: self._build(table) for table in tables})
+
         self.register_load_state_dict_pre_hook(check_loaded)
         self._feature_rows = [
             (name, table.name, table.num_embeddings)
@@ -118,6 +120,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._feature_names = [table.feature_names for table in tables]
         self._poolings: list[str] = [_pooling(table) for table in tables]
         self._formats: list[str] = [table.data_type.value for table in tables]
+
         self._lookups = PooledLookups(
             features=tuple(name for table in tables for name in table.feature_names),
             tables=tuple(index for index, table in enumerate(tables) for _ in table.feature_names),
@@ -148,6 +151,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             values = pool_at_once(features, self.embedding_bags, self._lookups)
             if values is not None:  # one call for all tables, if possible and faster
                 return KeyedTensor(self._embedding_names, self._length_per_name, values)
+
         bags = features.to_dict()
         pooled: list[Tensor] = []
         for index, table in enumerate(self.embedding_bags.values()):
@@ -181,6 +185,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         )
         if weights is None:
             return None
+
         # TorchScript does not support a list of dtypes.
         if self._formats[table] == "FP16":
             return weights.half()

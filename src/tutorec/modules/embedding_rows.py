@@ -29,6 +29,7 @@ def samples_of_lists(
     inverse = features.inverse_indices_or_none() if type(features) is KeyedJaggedTensor else None
     if inverse is None or inverse[1].dim() < 2:
         return outputs
+
     position = {key: index for index, key in enumerate(inverse[0])}
     missing = sorted({feature for feature in features_of_names.values() if feature not in position})
     if missing:
@@ -44,12 +45,13 @@ def _take_lists(jagged: JaggedTensor, indices: Tensor) -> JaggedTensor:
     lengths = jagged.lengths().index_select(0, indices)
     offsets = offsets_of_lengths(lengths)
     shift = jagged.offsets().index_select(0, indices) - offsets[:-1]
-    places = torch.repeat_interleave(shift, lengths)
-    places += torch.arange(places.numel(), device=places.device)
+    positions = torch.repeat_interleave(shift, lengths)
+    positions += torch.arange(positions.numel(), device=positions.device)
+
     weights = jagged.weights_or_none()
     return jagged_from_parts(
-        jagged.values().index_select(0, places),
-        None if weights is None else weights.index_select(0, places),
+        jagged.values().index_select(0, positions),
+        None if weights is None else weights.index_select(0, positions),
         lengths,
         offsets,
     )

@@ -66,12 +66,14 @@ def checked_tables(
                 "EmbeddingBagConfig goes with EmbeddingBagCollection, EmbeddingConfig with "
                 "EmbeddingCollection"
             )
+
     names = [table.name for table in tables]
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ValueError(f"tables {repeated} are named more than once in {names}")
     for table in tables:
         _check_table(table, trained)
+
     tables = [
         table if table.feature_names else replace(table, feature_names=[table.name])
         for table in tables
@@ -91,6 +93,7 @@ def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
             f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which "
             f"holds the tables; call it {table.name + '_table'!r}"
         )
+
     if trained and table.data_type not in _TRAINED:
         raise ValueError(
             f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 "
@@ -100,15 +103,16 @@ def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
 
 def _check_results(owner: str, tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Check that no feature is called as the result of a shared feature, ``feature@table``, is."""
-    of_tables = get_embedding_names_by_table(tables)
-    names = [name for of_table in of_tables for name in of_table]
+    names_by_table = get_embedding_names_by_table(tables)
+    names = [name for table_names in names_by_table for name in table_names]
     if len(set(names)) == len(names):
         return
+
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     readers = [
         table.name
-        for table, of_table in zip(tables, of_tables, strict=True)
-        if not set(repeated).isdisjoint(of_table)
+        for table, table_names in zip(tables, names_by_table, strict=True)
+        if not set(repeated).isdisjoint(table_names)
     ]
     raise ValueError(
         f"{owner}: keys occur twice: {repeated} in {names}; each key names one feature. Tables "
@@ -152,6 +156,7 @@ def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Ten
     shape = config.num_embeddings, config.embedding_dim
     dtype = data_type_to_dtype(config.data_type)
     needed = (config.name, *shape, config.embedding_dim * dtype.itemsize)
+
     with memory_of_tables([needed], _TOO_LARGE):
         if config.use_virtual_table:
             return unwritten_zeros(shape, dtype, device)

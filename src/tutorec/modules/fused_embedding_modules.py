@@ -34,7 +34,7 @@ class _Fused(nn.Module):
         if optimizer_type not in _FUSED:
             raise ValueError(
                 f"{name}: cannot fuse optimizer_type={optimizer_type!r}; use one of "
-                f"{', '.join(kind.__name__ for kind in _FUSED)}"
+                f"{', '.join(optimizer.__name__ for optimizer in _FUSED)}"
             )
         if "MANAGED" in getattr(location, "name", ""):
             raise NotImplementedError(
@@ -42,7 +42,9 @@ class _Fused(nn.Module):
                 "device; for rows in slower memory shard the collection with the compute kernel "
                 "'fused_uvm_caching', in one process with env=ShardingEnv.from_local(1, 0)"
             )
-        self._optimizer_type, self._optimizer_kwargs = optimizer_type, kwargs
+
+        self._optimizer_type = optimizer_type
+        self._optimizer_kwargs = kwargs
         apply_optimizer_in_backward(
             optimizer_type, self.parameters(), _under_torchs_names(optimizer_type, kwargs)
         )
@@ -72,15 +74,16 @@ def _under_torchs_names(
     kind: type[torch.optim.Optimizer], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments under torch's names, with the default rate and eps of fused kernels."""
-    given = {
+    arguments = {
         "lr": kwargs.get("learning_rate", 0.01),
         **({"eps": 1e-8} if kind in _ADAGRADS else {}),
         **kwargs,
     }
-    given.pop("learning_rate", None)
-    if "beta1" in given or "beta2" in given:
-        given["betas"] = (given.pop("beta1", 0.9), given.pop("beta2", 0.999))
-    return given
+    arguments.pop("learning_rate", None)
+
+    if "beta1" in arguments or "beta2" in arguments:
+        arguments["betas"] = (arguments.pop("beta1", 0.9), arguments.pop("beta2", 0.999))
+    return arguments
 
 
 class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
@@ -212,6 +215,7 @@ def fuse_embedding_optimizer(
         for name, child in model.named_children():
             setattr(model, name, fuse_embedding_optimizer(child, *optimizer, device, location))
         return model
+
     with torch.no_grad():
         for weight, source in zip(fused.parameters(), model.parameters(), strict=True):
             if not source.is_meta:

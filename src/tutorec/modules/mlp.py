@@ -89,17 +89,19 @@ class MLP(nn.Module):
             raise ValueError(
                 f"MLP: activation {activation!r} is not known; use one of {known} or a function"
             )
+
         layers: list[nn.Module] = []
         for position, (size_in, size_out) in enumerate(
             zip([in_size, *layer_sizes[:-1]], layer_sizes, strict=True)
         ):
             if position == len(layer_sizes) - 1 and not activation_on_last:
-                made = nn.Identity()
+                layer_activation = nn.Identity()
             elif activation == _SWISH:
-                made = SwishLayerNorm(size_out, device).to(dtype)
+                layer_activation = SwishLayerNorm(size_out, device).to(dtype)
             else:
-                made = _make(activation)
-            layers.append(Perceptron(size_in, size_out, bias, made, device, dtype))
+                layer_activation = _make(activation)
+
+            layers.append(Perceptron(size_in, size_out, bias, layer_activation, device, dtype))
         self._mlp = nn.Sequential(*layers)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -111,6 +113,7 @@ def _make(activation: str | Activation | Callable[[], nn.Module]) -> Activation:
     """The activation of one layer; a class or factory is called once per layer."""
     if isinstance(activation, str):
         return _NAMED[activation]
+
     maker = cast(Callable[..., Any], activation)
     # Modules and torch's built-in functions take an input; only a class or a plain Python function
     # may be a factory.

@@ -80,17 +80,19 @@ def pool_at_once(
     tables = _weights_of(bags)
     if tables is None or type(features.values()) is not Tensor:
         return None
+
     updated = [is_updated_in_backward(table) for table in tables]
     weights = features.weights_or_none() if lookups.weighted else None
     trains_weights = torch.is_grad_enabled() and weights is not None and weights.requires_grad
     if any(updated):
-        whole = all(updated) and not trains_weights and _one_call(tables, lookups)
-        batch = _batch_in_order(features, lookups) if whole else None
+        at_once = all(updated) and not trains_weights and _one_call(tables, lookups)
+        batch = _batch_in_order(features, lookups) if at_once else None
         return (
             _pool_by_feature(features, bags, tables, lookups)
             if batch is None
             else look_up(tables, [batch])[0]
         )
+
     if trains_weights or (torch.is_grad_enabled() and any(table.requires_grad for table in tables)):
         return None
     if tables[0].is_cpu and not _one_call_pays(len(lookups.features), features.values().numel()):
@@ -162,8 +164,9 @@ def join_samples(
     """
     if inverse_indices is not None and inverse_indices[1].numel():
         return process_pooled_embeddings(pooled, reorder_inverse_indices(inverse_indices, features))
+
     if variable:
-        samples = {name: one.shape[0] for name, one in zip(features, pooled, strict=True)}
+        samples = {name: rows.shape[0] for name, rows in zip(features, pooled, strict=True)}
         if len(set(samples.values())) > 1:
             raise ValueError(
                 f"features have different numbers of samples, {samples}, so that their pooled rows "
@@ -200,13 +203,14 @@ def reorder_inverse_indices(
     """
     if inverse_indices is None:
         return torch.empty(0)
+
     keys, indices = inverse_indices
-    places = {key: place for place, key in enumerate(keys)}
+    positions = {key: position for position, key in enumerate(keys)}
     names = [name.partition("@")[0] for name in feature_names]
-    missing = [name for name in dict.fromkeys(names) if name not in places]
+    missing = [name for name in dict.fromkeys(names) if name not in positions]
     if missing:
         raise KeyError(f"inverse_indices lack the features {missing}; they have {keys}")
-    return indices[[places[name] for name in names]]
+    return indices[[positions[name] for name in names]]
 
 
 def process_pooled_embeddings(
@@ -229,8 +233,8 @@ def process_pooled_embeddings(
     pooled = list(pooled_embeddings)
     if inverse_indices.numel():
         pooled = [
-            one.index_select(0, row)
-            for one, row in zip(pooled, inverse_indices.unbind(0), strict=True)
+            rows.index_select(0, row)
+            for rows, row in zip(pooled, inverse_indices.unbind(0), strict=True)
         ]
     return torch.cat(pooled, dim=1)
 
@@ -258,13 +262,16 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Pool
         or features.inverse_indices_or_none() is not None
     ):
         return None
-    values, offsets = features.values(), features.offsets()
+
+    values = features.values()
+    offsets = features.offsets()
     weights = features.weights_or_none() if lookups.weighted else None
     keys = features.keys()
     if tuple(keys) != lookups.features:
         index: Mapping[str, int] = features.index_per_key()
         order = [index[name] for name in lookups.features]
         values, offsets, weights = select_features(values, offsets, weights, order, len(keys))
+
     weights = bag_weights(pooling, offsets, weights, values.numel())
     return PooledBatch(values, offsets, weights, pooling == "mean", lookups.tables)
 
@@ -276,26 +283,31 @@ def _pool_by_feature(
     lookups: PooledLookups,
 ) -> Tensor:
     """Pooled rows [B, D]; backward updates tables with an optimizer, others get gradients."""
-    lists, modules = features.to_dict(), [*bags.values()]
+    lists = features.to_dict()
+    modules = [*bags.values()]
     pooled: list[Tensor | None] = []
     batches: list[PooledBatch] = []
+
     for name, table, pooling in zip(
         lookups.features, lookups.tables, lookups.poolings, strict=True
     ):
-        one = lists[name]
+        entry = lists[name]
         weights = bag_weights(
             pooling,
-            one.offsets(),
-            one.weights() if lookups.weighted else None,
-            one.values().numel(),
+            entry.offsets(),
+            entry.weights() if lookups.weighted else None,
+            entry.values().numel(),
         )
         if is_updated_in_backward(tables[table]):
             batches.append(
-                PooledBatch(one.values(), one.offsets(), weights, pooling == "mean", (table,))
+                PooledBatch(entry.values(), entry.offsets(), weights, pooling == "mean", (table,))
             )
             pooled.append(None)
         else:
             weights = None if weights is None else weights.to(tables[table].dtype)
-            pooled.append(modules[table](one.values(), one.offsets(), weights).float())
+            pooled.append(modules[table](entry.values(), entry.offsets(), weights).float())
+
     moved = iter(look_up(tables, batches))
-    return side_by_side(features, lookups, [next(moved) if one is None else one for one in pooled])
+    return side_by_side(
+        features, lookups, [next(moved) if entry is None else entry for entry in pooled]
+    )

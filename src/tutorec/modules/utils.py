@@ -27,9 +27,11 @@ def make_hash_zch_buckets_non_persistent(module: nn.Module) -> int:
     Source:
         TorchRec's ``torchrec.modules.utils.make_hash_zch_buckets_non_persistent``.
     """
-    bucket, found = HashZchManagedCollisionModule.BUCKET_BUFFER, 0
-    for part in module.modules():
-        if bucket in part._buffers and bucket not in part._non_persistent_buffers_set:
-            part._non_persistent_buffers_set.add(bucket)
-            found += 1
-    return found
+    bucket = HashZchManagedCollisionModule.BUCKET_BUFFER
+    count = 0
+
+    for submodule in module.modules():
+        if bucket in submodule._buffers and bucket not in submodule._non_persistent_buffers_set:
+            submodule._non_persistent_buffers_set.add(bucket)
+            count += 1
+    return count
