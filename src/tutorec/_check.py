@@ -64,6 +64,7 @@ def require_finite(
     """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     outside = (least is not None and number < least) or (most is not None and number > most)
+
     if not math.isfinite(number) or outside or (positive and number <= 0):
         raise error(
             f"{name}={value!r} must be a {'positive ' * positive}finite "

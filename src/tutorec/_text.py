@@ -14,7 +14,8 @@ _GAP = 2
 _NARROWEST = 8
 WIDTH = 100  # columns of an explanation
 # Letters of a cell that stays in one line, and of a name that may be broken.
-_UNBROKEN, _LONG = 16, 20
+_UNBROKEN = 16
+_LONG = 20
 _IN_NAME = re.compile(r"(?<=[A-Za-z])(?=[._][A-Za-z])")
 
 
@@ -40,7 +41,7 @@ class TextTable:
     Args:
         head: A word for each column.
         rows: As many words in each row.
-        right: Numbers of the columns that stand at the right of their width, as numbers do.
+        right: Indices of the right-aligned columns, such as those of numbers.
         width: Of a line at most: cells of the widest columns of words are cut, and say so by
             ``..``; 0: none is.
 
@@ -67,9 +68,10 @@ class TextTable:
             max(len(row[column]) for row in (self.head, *self.rows))
             for column in range(len(self.head))
         ]
-        words = [column for column in range(len(widths)) if column not in self.right]
-        while self.width and words and sum(widths) + _GAP * (len(widths) - 1) > self.width:
-            widest = max(words, key=widths.__getitem__)
+
+        text_columns = [column for column in range(len(widths)) if column not in self.right]
+        while self.width and text_columns and sum(widths) + _GAP * (len(widths) - 1) > self.width:
+            widest = max(text_columns, key=widths.__getitem__)
             if widths[widest] <= _NARROWEST:
                 break
             widths[widest] -= 1
@@ -78,8 +80,8 @@ class TextTable:
     def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
         placed = []
         for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            shown = cell if len(cell) <= width else cell[: width - 2] + ".."
-            placed.append(shown.rjust(width) if column in self.right else shown.ljust(width))
+            text = cell if len(cell) <= width else cell[: width - 2] + ".."
+            placed.append(text.rjust(width) if column in self.right else text.ljust(width))
         return (" " * _GAP).join(placed).rstrip()
 
     def _repr_html_(self) -> str:
@@ -99,8 +101,9 @@ class TextTable:
             style = f"text-align:{'right' if column in self.right else 'left'}"
             if tag == "td" and len(cell) <= _UNBROKEN:
                 style += ";white-space:nowrap"
-            kind = tag if cell else "td"
-            cells.append(f"<{kind} style='{style}'>{_html_cell(cell)}</{kind}>")
+            element = tag if cell else "td"
+            cells.append(f"<{element} style='{style}'>{_html_cell(cell)}</{element}>")
+
         return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -109,8 +112,8 @@ def _html_cell(cell: str) -> str:
     if cell and not cell.strip("#"):
         look = f"width:{0.5 * len(cell)}em;height:0.6em;background:#6b7686"
         return f"<span style='display:inline-block;{look}'></span>"
-    words = escape(cell)
-    return _IN_NAME.sub("<wbr>", words) if len(cell) > _LONG and " " not in cell else words
+    text = escape(cell)
+    return _IN_NAME.sub("<wbr>", text) if len(cell) > _LONG and " " not in cell else text
 
 
 @dataclass(frozen=True)
@@ -239,8 +242,9 @@ def ranks_text(ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) >= 3 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(words) or "none"
+
+    texts = [f"{run[0]}-{run[-1]}" if len(run) >= 3 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(texts) or "none"
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
@@ -278,7 +282,10 @@ def number_text(value: float, digits: int = 3) -> str:
     """
     if value == 0:
         return "0"
-    size, decimals = abs(value), 0
+
+    size = abs(value)
+    decimals = 0
     while size < 10 ** (digits - 1) - 0.05 and decimals < 9:
-        size, decimals = size * 10, decimals + 1
+        size = size * 10
+        decimals = decimals + 1
     return f"{value:,.{decimals}f}"

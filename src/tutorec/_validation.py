@@ -1,7 +1,7 @@
 """The switch for the checks of ids and lengths: on by default, one value per process.
 
-The checks cost a few passes over integers, which is little beside a lookup that reads a whole row
-for each of them. Whoever has measured otherwise switches them off with
+The checks cost a few passes over integers, which is little compared with a lookup that reads a
+whole row for each of them. Whoever has measured otherwise switches them off with
 ``tutorec.validation(False)`` or ``TUTOREC_VALIDATE=0``.
 """
 
@@ -25,7 +25,7 @@ def validation(on: bool) -> AbstractContextManager[object, None]:
 
     Args:
         on: True to check (the default of a new process), False to trust the data: a lookup may then
-            read, and an update write, whatever lies where a bad id points.
+            read, and an update write, whatever memory a bad id points to.
 
     Returns:
         A context manager that restores the value from before the call.

@@ -15,7 +15,7 @@ __all__ = ["whole_file"]
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A draft that replaces the file when the block ends, so readers see the old or the new file.
 
-    The draft has the file's own name, in a folder of its own beside it, so that what is written
+    The draft has the file's own name, in a folder of its own next to it, so that what is written
     does not depend on where; an error or the end of the process leaves the old file as it was. A
     process that is killed leaves that folder, ``.tutorec-draft-*``, behind.
 
@@ -34,6 +34,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         'whole'
     """
     target = Path(path)
+
     # Several processes may write the same file at the same time: each has a folder of its own.
     with TemporaryDirectory(dir=target.parent, prefix=".tutorec-draft-") as folder:
         draft = Path(folder) / target.name

@@ -1,7 +1,7 @@
 """Values that are still on their way.
 
 A collective is *issued* at once and *collected* later; in between the rank can compute. What the
-issuing call returns is an `Awaitable`: ``wait()`` gives the value, as often as it is asked for, and
+issuing call returns is an `Awaitable`: ``wait()`` gives the value, each time it is called, and
 computes it once. A `LazyAwaitable` goes one step further: it may be used in place of its value, and
 waits by itself the moment the value is touched.
 """
@@ -47,8 +47,10 @@ class Awaitable(ABC, Generic[W]):
         value = self._awaited
         if value is _UNSET:
             value = self._awaited = self._wait_impl()
+
         if self._callbacks:
-            callbacks, self._callbacks = self._callbacks, None
+            callbacks = self._callbacks
+            self._callbacks = None
             for callback in callbacks:
                 value = self._awaited = callback(value)
         return value
@@ -117,8 +119,8 @@ class _Mapped(Awaitable[W]):
     def _wait_impl(self) -> W:
         assert self._steps is not None, "a value is computed once; wait() remembers it"
         function, awaited = self._steps
-        value = function(*[each.wait() for each in awaited])
-        self._steps = None  # what has arrived is not kept beside what was made of it
+        value = function(*[awaitable.wait() for awaitable in awaited])
+        self._steps = None  # the inputs are not kept once the value is computed
         return value
 
 
@@ -156,6 +158,7 @@ class _NodeWhenTraced(ABCMeta):
             proxies = proxies_in((args, kwargs))
             if proxies:
                 return proxies[0].tracer.create_proxy("call_function", cls, args, kwargs)
+
         return super().__call__(*args, **kwargs)
 
 
@@ -194,6 +197,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
         # IPython probe for them on objects that may be half built.
         if name.startswith("__"):
             raise AttributeError(name)
+
         # An object that lacks its own private attribute is half built; waiting would hide that
         # behind a worse error.
         if name.startswith("_") and self._awaited is _UNSET:
@@ -255,7 +259,8 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, V, K]):
 
     def __init__(self, parent: LazyAwaitable[V], key: K) -> None:
         super().__init__()
-        self._parent, self._key = parent, key
+        self._parent = parent
+        self._key = key
 
     def _wait_impl(self) -> W:
         return cast(Any, self._parent.wait())[self._key]

@@ -64,6 +64,7 @@ def owned_rows(embeddings_per_feat: Sequence[int], bounds: Sequence[int]) -> lis
         [(1, 15, 11, 0), (2, 0, 1, 11)]
     """
     features = list(enumerate(pairwise(accumulate(embeddings_per_feat, initial=0))))
+
     ranks = []
     for low, high in pairwise(bounds):
         overlaps = [
@@ -80,8 +81,7 @@ def fair_initialize(
 ) -> tuple[int, dict[int, list[int]], list[list[int]], list[Tensor]]:
     """The document's fair division, unchanged; to look rows up use `owned_rows` instead.
 
-    Its results have four defects, which `LoadBalanceManager` corrects unless ``compat`` is asked
-    for:
+    Its results have four defects, which `LoadBalanceManager` corrects unless ``compat`` is set:
 
     - The cuts do not say who owns an id: its lookup *clamps* ids that a rank does not own to rows
       that it does.
@@ -110,18 +110,23 @@ def fair_initialize(
     cuts: dict[int, list[int]] = {}
     groups: list[list[int]] = [[]]
     sizes: list[list[int]] = [[]]
-    left, made = rows_per_rank, 0  # rows that the present rank still lacks, cuts so far
+    left = rows_per_rank  # rows that the present rank still lacks
+    cuts_made = 0
+
     for feature, rows in enumerate(embeddings_per_feat):
-        while rows > left and made < num_groups - 1:
+        while rows > left and cuts_made < num_groups - 1:
             cuts.setdefault(feature, []).append(left)
             groups[-1].append(feature)
             groups.append([])
             sizes.append([])
-            left, made = left + rows_per_rank, made + 1
+            left = left + rows_per_rank
+            cuts_made = cuts_made + 1
+
         begins_here = left >= rows and not sizes[-1]
         sizes[-1].append(rows - (left - rows_per_rank) if begins_here else rows)
         groups[-1].append(feature)
         left -= rows
+
     # A rank whose last member is cut has no size for it; of the last rank's members the last size
     # is not an offset.
     sizes[-1].pop()
@@ -129,7 +134,7 @@ def fair_initialize(
         rows_per_rank,
         cuts,
         groups,
-        [torch.tensor([0, *accumulate(of_rank)]) for of_rank in sizes],
+        [torch.tensor([0, *accumulate(rank_sizes)]) for rank_sizes in sizes],
     )
 
 
@@ -234,14 +239,13 @@ class LoadBalanceManager:
         compat: bool = False,
     ) -> None:
         self.embeddings_per_feat = [int(rows) for rows in embeddings_per_feat]
-        self._num_groups, self._base_emb_dim, self._do_fair, self._compat = (
-            num_groups,
-            base_emb_dim,
-            do_fair,
-            compat,
-        )
+        self._num_groups = num_groups
+        self._base_emb_dim = base_emb_dim
+        self._do_fair = do_fair
+        self._compat = compat
         self._check_division()
         self.cuts: dict[int, list[int]] = {}
+
         if do_fair and compat:
             self._rows, self.cuts, self.groups, offsets = fair_initialize(
                 self.embeddings_per_feat, num_groups
@@ -251,26 +255,27 @@ class LoadBalanceManager:
             total = sum(self.embeddings_per_feat)
             bounds = [rank * total // num_groups for rank in range(num_groups + 1)]
             self._owned = owned_rows(self.embeddings_per_feat, bounds)
-            self.groups = [[part.feature for part in of_rank] for of_rank in self._owned]
-            for part in (part for of_rank in self._owned for part in of_rank if part.first):
-                self.cuts.setdefault(part.feature, []).append(part.first)
+            self.groups = [[owned.feature for owned in rank_rows] for rank_rows in self._owned]
+            for owned in (owned for rank_rows in self._owned for owned in rank_rows if owned.first):
+                self.cuts.setdefault(owned.feature, []).append(owned.first)
         else:
             by_load = disable_random_behavior and not compat
-            whole = (
+            features_by_rank = (
                 self._largest_first() if by_load else self._chunks(by_size=disable_random_behavior)
             )
-            self.groups = [np.array(group) for group in whole]
-            self._owned = [self._whole(group) for group in whole]
+            self.groups = [np.array(group) for group in features_by_rank]
+            self._owned = [self._whole(group) for group in features_by_rank]
+
         self.offsets = [
-            torch.tensor([part.offset for part in of_rank], device=device)
-            for of_rank in self._owned
+            torch.tensor([owned.offset for owned in rank_rows], device=device)
+            for rank_rows in self._owned
         ]
 
     def get_num_embeddings_on_rank(self, rank: int) -> int:
         """Rows of a rank; in ``compat`` all fair ranks have as many: no remainder is counted."""
         if self._do_fair and self._compat:
             return self._rows
-        return sum(part.rows for part in self._owned[rank])
+        return sum(owned.rows for owned in self._owned[rank])
 
     def shard_tensor(self, x: Tensor, rank: int) -> Tensor:
         """Ids of all features ``[B, F]`` to a rank's rows ``[B, len(group)]``, -1 for ids it lacks.
@@ -287,14 +292,15 @@ class LoadBalanceManager:
         """
         self._check_ids(x)
         columns = []
-        for part in self._owned[rank]:
-            local = x[:, part.feature] - part.first
+        for owned in self._owned[rank]:
+            local = x[:, owned.feature] - owned.first
             if self._compat:
-                columns.append(local.clamp(0, max(part.rows - 1, 0)) + part.offset)
+                columns.append(local.clamp(0, max(owned.rows - 1, 0)) + owned.offset)
             else:
                 columns.append(
-                    torch.where((local >= 0) & (local < part.rows), local + part.offset, -1)
+                    torch.where((local >= 0) & (local < owned.rows), local + owned.offset, -1)
                 )
+
         return torch.stack(columns, dim=1) if columns else x.new_empty(len(x), 0)
 
     def get_group(self, rank: int) -> list[int] | NDArray[np.int64]:
@@ -338,6 +344,7 @@ class LoadBalanceManager:
         rows = torch.tensor(self.embeddings_per_feat, device=x.device)
         check_id_columns(x, len(rows))
         outside = (x < 0) | (x >= rows)
+
         if outside.any():
             sample, feature = outside.nonzero()[0].tolist()
             raise ValueError(
@@ -353,6 +360,7 @@ class LoadBalanceManager:
             order = np.argsort(self.embeddings_per_feat, kind="stable")
         else:
             np.random.RandomState(_SHUFFLE_SEED).shuffle(order)
+
         count = len(order) // self._num_groups
         starts = [rank * count for rank in range(self._num_groups)]
         return [order[start:end].tolist() for start, end in pairwise([*starts, len(order)])]
@@ -361,6 +369,7 @@ class LoadBalanceManager:
         """LPT: in descending order of rows, each feature goes to the rank that has the fewest."""
         groups: list[list[int]] = [[] for _ in range(self._num_groups)]
         loads = [0] * self._num_groups
+
         for feature in sorted(
             range(len(self.embeddings_per_feat)), key=lambda f: -self.embeddings_per_feat[f]
         ):
@@ -385,12 +394,13 @@ class LoadBalanceManager:
             feature: iter([*at, self.embeddings_per_feat[feature]]) for feature, at in cuts.items()
         }
         begun = dict.fromkeys(range(len(self.embeddings_per_feat)), 0)
+
         ranks = []
         for group, starts in zip(groups, offsets, strict=True):
-            of_rank = []
+            rank_rows = []
             for feature, offset in zip(group, starts.tolist(), strict=True):
                 end = next(ends[feature]) if feature in ends else self.embeddings_per_feat[feature]
-                of_rank.append(OwnedRows(feature, begun[feature], end - begun[feature], offset))
+                rank_rows.append(OwnedRows(feature, begun[feature], end - begun[feature], offset))
                 begun[feature] = end
-            ranks.append(of_rank)
+            ranks.append(rank_rows)
         return ranks

@@ -83,7 +83,7 @@ class BackendError(ImportError):
 
 
 class NonUniqueKeyError(ValueError):
-    """A key, a table or a feature is named twice where each name may stand once.
+    """A key, a table or a feature is named twice where each name may occur once.
 
     Example:
         >>> from tutorec.errors import NonUniqueKeyError
