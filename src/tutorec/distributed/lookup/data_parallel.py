@@ -96,9 +96,11 @@ class ReplicatedLookup(EmbeddingLookup):
     ) -> None:
         super().__init__()
         self._lookup = lookup = self._lookup_of(groups, initial_rows, device)
-        self._env, self._ids_dtype = env, ids_dtype
+        self._env = env
+        self._ids_dtype = ids_dtype
         self._columns = [columns for group in groups for columns in group.columns]
         self._operators = [module for module in lookup.modules() if isinstance(module, TableBatch)]
+
         tables = [
             (table, operator)
             for group, operator in zip(groups, self._operators, strict=True)
@@ -116,16 +118,19 @@ class ReplicatedLookup(EmbeddingLookup):
             )
             for table, operator in tables
         ]
+
         broadcast_rows(lookup, env)
 
     def forward(self, batch: Any) -> torch.Tensor:
         """Look a batch up in the local replicas."""
         if not torch.is_grad_enabled():
             return self._lookup(batch)
+
         self.process_group()
         # without gradients a lookup does not notice a frozen parameter
         for optimizer in self.fused_optimizers():
             optimizer.check_parameters()
+
         # Recorded even if no gradient is needed here: the other ranks expect this rank to take
         # part.
         anchor = torch.empty(0, device=self._tensors(batch)[0].device, requires_grad=True)
@@ -156,18 +161,19 @@ class ReplicatedLookup(EmbeddingLookup):
             The gradient ``[R, D]`` of each dense table, the mean over ranks.
         """
         # Divided once here, so that the sum over ranks is the mean.
-        everyone, gradient = self._gather(batch, gradient / gradient_divisor(self._env.world_size))
+        gathered, gradient = self._gather(batch, gradient / gradient_divisor(self._env.world_size))
         dense = self.dense_parameters()
-        asked = [
+        leaves = [
             *dense,
             *(operator.autograd_leaf() for operator in self._operators if operator.optimizer),
         ]
-        wanted = [leaf for leaf in asked if leaf.requires_grad]
-        if not wanted:
+        trainable = [leaf for leaf in leaves if leaf.requires_grad]
+        if not trainable:
             return [None] * len(dense)
+
         with torch.enable_grad(), _learning_rates(self.fused_optimizers(), rates):
-            rows = self._lookup(everyone)
-        grads = iter(torch.autograd.grad(rows, wanted, gradient, allow_unused=True))
+            rows = self._lookup(gathered)
+        grads = iter(torch.autograd.grad(rows, trainable, gradient, allow_unused=True))
         return [next(grads) if parameter.requires_grad else None for parameter in dense]
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -208,6 +214,7 @@ class ReplicatedLookup(EmbeddingLookup):
         """A table's gradient ``[R, D]``, from each id's ``[N, D]``; ``[R, D + 1]`` with marks."""
         size = self._tables[table]
         summed = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
+
         if not self._marked(table):
             return summed
         marks = summed.new_zeros(size.rows, 1).index_fill_(0, ids.long(), 1.0)
@@ -239,37 +246,45 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
     def _gather(
         self, batch: KeyedJaggedTensor, gradient: torch.Tensor
     ) -> tuple[KeyedJaggedTensor, torch.Tensor]:
-        weights, counts = batch.weights_or_none(), batch.length_per_key()
+        weights = batch.weights_or_none()
+        counts = batch.length_per_key()
         lengths = batch.lengths().view(len(self._columns), -1)
         exchange = PooledGradients(
             self.process_group(), self._tables, self._ids_dtype, weights is not None
         )
         agreed = exchange.agree(lengths.shape[1], counts)
+
         arriving = summed = None
         if any(agreed.as_bags):
             arriving = exchange.gather(agreed, lengths, batch.values(), weights, gradient)
+
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         if in_sum:
-            mine = self._by_feature(
+            local = self._by_feature(
                 lengths, batch.values(), weights, gradient, counts, self._columns
             )
             summed = add_over_ranks(
-                [self._gradient_of_bags(table, mine) for table in in_sum], self.process_group()
+                [self._gradient_of_bags(table, local) for table in in_sum], self.process_group()
             )
+
         features: list[FeatureBags] = []
         if arriving is not None:
-            chosen, every = features_of(self._tables, agreed.as_bags), arriving.wait()
+            chosen = features_of(self._tables, agreed.as_bags)
+            gathered = arriving.wait()
             if not in_sum:
                 return self._batch(
-                    batch.keys(), every.lengths, every.values, every.weights
-                ), every.grad
-            totals = [sum(of_rank[feature] for of_rank in agreed.ids) for feature in chosen]
+                    batch.keys(), gathered.lengths, gathered.values, gathered.weights
+                ), gathered.grad
+
+            totals = [sum(rank_ids[feature] for rank_ids in agreed.ids) for feature in chosen]
             columns = [self._columns[feature] for feature in chosen]
             features = self._by_feature(
-                every.lengths, every.values, every.weights, every.grad, totals, columns
+                gathered.lengths, gathered.values, gathered.weights, gathered.grad, totals, columns
             )
+
         assert summed is not None, "a table is sent as bags or as a sum"
-        sums, bags = iter(summed.wait()), iter(features)
+        sums = iter(summed.wait())
+        bags = iter(features)
         merged: list[FeatureBags] = []
         for table, as_bags in enumerate(agreed.as_bags):
             count = self._tables[table].features
@@ -282,30 +297,34 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
 
     def _gradient_of_bags(self, table: int, bags: Sequence[FeatureBags]) -> torch.Tensor:
         """This rank's term of the sum over ranks."""
-        first = sum(each.features for each in self._tables[:table])
+        first = sum(earlier.features for earlier in self._tables[:table])
         spec = self._operator_of[table].spec
-        ids, gradients = [], []
+
+        ids = []
+        gradients = []
         for lengths, values, weights, gradient in bags[
             first : first + self._tables[table].features
         ]:
             offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
             factors = bag_weights(spec.pooling, offsets, weights, values.numel())
+            # The kernel's backward divides by the bag's length; here no kernel runs.
             if kernel_pooling(spec.pooling, spec.weighted) == "mean":
                 gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
-            of_ids = gradient.repeat_interleave(lengths, dim=0, output_size=values.numel())
+            terms = gradient.repeat_interleave(lengths, dim=0, output_size=values.numel())
             ids.append(values)
-            gradients.append(of_ids if factors is None else of_ids * factors.unsqueeze(1))
+            gradients.append(terms if factors is None else terms * factors.unsqueeze(1))
+
         return self._table_gradient(table, torch.cat(ids), torch.cat(gradients))
 
     def _bags_of_sum(
         self, table: int, gradient: torch.Tensor, weights: torch.Tensor | None
     ) -> list[FeatureBags]:
         """Rows of a summed gradient as bags of the table's first feature; others get none."""
-        rows, of_rows = self._touched(table, gradient)
+        rows, row_gradients = self._touched(table, gradient)
         ones = None if weights is None else torch.ones_like(rows, dtype=torch.float32)
-        bags = FeatureBags(torch.ones_like(rows), rows, ones, of_rows)
+        bags = FeatureBags(torch.ones_like(rows), rows, ones, row_gradients)
         none = FeatureBags(
-            bags.lengths[:0], rows[:0], None if ones is None else ones[:0], of_rows[:0]
+            bags.lengths[:0], rows[:0], None if ones is None else ones[:0], row_gradients[:0]
         )
         return [bags] + [none] * (self._tables[table].features - 1)
 
@@ -319,12 +338,12 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         columns: list[int],
     ) -> list[FeatureBags]:
         """Split lengths ``[F, B]``, ids, weights ``[N]`` and gradients ``[B, D]`` by feature."""
-        parts = [None] * len(counts) if weights is None else weights.split_with_sizes(counts)
+        id_weights = [None] * len(counts) if weights is None else weights.split_with_sizes(counts)
         blocks = gradient.split_with_sizes(columns, dim=1)
         return [
-            FeatureBags(*of_feature)
-            for of_feature in zip(
-                lengths, values.split_with_sizes(counts), parts, blocks, strict=True
+            FeatureBags(*tensors)
+            for tensors in zip(
+                lengths, values.split_with_sizes(counts), id_weights, blocks, strict=True
             )
         ]
 
@@ -332,13 +351,14 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         self, keys: list[str], bags: Sequence[FeatureBags]
     ) -> tuple[KeyedJaggedTensor, torch.Tensor]:
         """The batch and its gradient; empty bags pad each feature to the same number of bags."""
-        most = max(each.lengths.shape[0] for each in bags)
-        lengths = [F.pad(each.lengths, (0, most - each.lengths.shape[0])) for each in bags]
+        longest = max(block.lengths.shape[0] for block in bags)
+        lengths = [F.pad(block.lengths, (0, longest - block.lengths.shape[0])) for block in bags]
         gradients = [
-            F.pad(each.gradient, (0, 0, 0, most - each.gradient.shape[0])) for each in bags
+            F.pad(block.gradient, (0, 0, 0, longest - block.gradient.shape[0])) for block in bags
         ]
-        weights = [each.weights for each in bags if each.weights is not None]
-        ids = torch.cat([each.ids for each in bags])
+
+        weights = [block.weights for block in bags if block.weights is not None]
+        ids = torch.cat([block.ids for block in bags])
         batch = self._batch(
             keys, torch.stack(lengths), ids, torch.cat(weights) if weights else None
         )
@@ -365,6 +385,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         counts = batch.counts[0]
         exchange = GradientExchange(self.process_group(), self._tables, self._ids_dtype)
         agreed = exchange.agree(counts)
+
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         arriving = exchange.gather(agreed, batch.values, gradient) if any(agreed.as_bags) else None
         summed = (
@@ -374,16 +395,17 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
             if in_sum
             else None
         )
-        bags, sums = (
-            iter(arriving.wait() if arriving else ()),
-            iter(summed.wait() if summed else ()),
-        )
+
+        bags = iter(arriving.wait() if arriving else ())
+        sums = iter(summed.wait() if summed else ())
+
         totals: list[int] = []
-        ids, rows = [], []
+        ids = []
+        rows = []
         for table, (size, as_bags) in enumerate(zip(self._tables, agreed.as_bags, strict=True)):
-            of_table = tuple(next(bags)) if as_bags else self._touched(table, next(sums))
-            ids.append(of_table[0])
-            rows.append(of_table[1].reshape(-1))
+            table_rows = tuple(next(bags)) if as_bags else self._touched(table, next(sums))
+            ids.append(table_rows[0])
+            rows.append(table_rows[1].reshape(-1))
             # All ids are assigned to the table's first feature.
             totals += [ids[-1].numel()] + [0] * (size.features - 1)
         return ArrivedIds(torch.cat(ids), [totals]), torch.cat(rows)
@@ -393,11 +415,13 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
     ) -> list[torch.Tensor]:
         """This rank's terms of the sums over ranks."""
         ends = [*accumulate((table.features for table in self._tables), initial=0)]
-        of_tables = [sum(counts[first:last]) for first, last in pairwise(ends)]
-        numbers = [
-            count * size.columns for count, size in zip(of_tables, self._tables, strict=True)
+        table_counts = [sum(counts[first:last]) for first, last in pairwise(ends)]
+        table_elements = [
+            count * size.columns for count, size in zip(table_counts, self._tables, strict=True)
         ]
-        ids, rows = values.split_with_sizes(of_tables), gradient.split_with_sizes(numbers)
+
+        ids = values.split_with_sizes(table_counts)
+        rows = gradient.split_with_sizes(table_elements)
         return [
             self._table_gradient(
                 table, ids[table], rows[table].view(-1, self._tables[table].columns)
@@ -413,7 +437,9 @@ class _LocalLookup(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: torch.Tensor, lookup: ReplicatedLookup, batch: Any, *dense: nn.Parameter
     ) -> torch.Tensor:
-        ctx.lookup, ctx.batch = lookup, batch
+        ctx.lookup = lookup
+        ctx.batch = batch
+
         # Autograd refuses backward if one of them has been written to.
         ctx.save_for_backward(*lookup._tensors(batch))
         rows = lookup._lookup(batch)
@@ -434,13 +460,13 @@ def _learning_rates(
     optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequence[float]
 ) -> Iterator[None]:
     """Set other learning rates temporarily: an update uses the rate at its forward."""
-    now = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    current_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     try:
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate
         yield
     finally:
-        for optimizer, rate in zip(optimizers, now, strict=True):
+        for optimizer, rate in zip(optimizers, current_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate
 
 

@@ -115,6 +115,7 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         path: str = "embedding_bags",
     ) -> None:
         super().__init__(group, weights, device, spec)
+
         # Views of the operator's rows: writing to a parameter changes the rows.
         self._weights = [InBackwardParameter(rows) for rows in self._emb_module.table_weights()]
         names = [f"{path}.{name}" for name in group.parameter_names]
@@ -225,6 +226,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         self._groups = groups
         self._splits = [len(group.features) for group in groups]
         self._columns = [columns for group in groups for columns in group.columns]
+
         self._emb_modules = nn.ModuleList()
         for group in groups:
             dense = group.kernel is EmbeddingComputeKernel.DENSE
@@ -239,6 +241,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         """
         if not self._splits:
             return torch.empty(features.stride(), 0, dtype=torch.float32, device=features.device())
+
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
         if torch.is_inference_mode_enabled():
@@ -246,6 +249,8 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
             # disables.
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(features)
+
+        # One call per group: its slots are consecutive columns of the result.
         batches = self._batches(features)
         pooled = [bags(*batch) for bags, batch in zip(self._emb_modules, batches, strict=True)]
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
@@ -253,5 +258,5 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
     def _batches(self, ids: KeyedJaggedTensor) -> list[Batch]:
         """The slots of each group."""
         features = pad_bags(ids) if ids.variable_stride_per_key() else ids
-        parts = [features] if len(self._splits) == 1 else features.split(self._splits)
-        return [(part.values(), part.offsets(), part.weights_or_none()) for part in parts]
+        batches = [features] if len(self._splits) == 1 else features.split(self._splits)
+        return [(batch.values(), batch.offsets(), batch.weights_or_none()) for batch in batches]

@@ -110,10 +110,10 @@ def embeddings_cat_empty_rank_handle_inference(
         TorchRec's ``torchrec.distributed.embedding_lookup``.
     """
     if len(embeddings) == 0:
-        where: torch.device | None = None
+        target: torch.device | None = None
         if device is not None:
-            where = torch.device(device)
-        return torch.empty([0], dtype=dtype, device=where)
+            target = torch.device(device)
+        return torch.empty([0], dtype=dtype, device=target)
     if len(embeddings) == 1:
         return embeddings[0]
     return torch.cat(embeddings, dim=dim)
@@ -140,12 +140,16 @@ class DeviceLookup(nn.Module):
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, shard in enumerate(shards):
             groups.setdefault(_alike(shard, device), []).append(index)
-        self.device, self.output_dtype = device, output_dtype
+
+        self.device = device
+        self.output_dtype = output_dtype
         self._weighted = weighted
         self._places: dict[int, tuple[int, int]] = {}
         self._operators = nn.ModuleList()
         self._features: list[list[str]] = []
         self._order: list[int] = []
+
+        # Shards of equal properties share one operator.
         for members in groups.values():
             for position, index in enumerate(members):
                 self._places[index] = len(self._operators), position
@@ -153,11 +157,12 @@ class DeviceLookup(nn.Module):
             self._operators.append(_operator(own, device, output_dtype))
             self._features.append([feature for shard in own for feature in shard.features])
             self._order += members
+
         # Tables that no feature reads are kept, but not looked up.
-        asked = [index for index, features in enumerate(self._features) if features]
-        self._counts = [len(self._features[index]) for index in asked]
+        looked_up = [index for index, features in enumerate(self._features) if features]
+        self._counts = [len(self._features[index]) for index in looked_up]
         # A plain list: indexing a ModuleList takes as long as a small lookup.
-        self._asked: list[Any] = [self._operators[index] for index in asked]
+        self._asked: list[Any] = [self._operators[index] for index in looked_up]
 
     @property
     def features(self) -> list[str]:
@@ -181,10 +186,11 @@ class DeviceLookup(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> list[Tensor]:
         """Features in ``features`` order -> the output of each operator."""
-        parts = [features] if len(self._counts) == 1 else features.split(self._counts)
+        batches = [features] if len(self._counts) == 1 else features.split(self._counts)
         results: list[Tensor] = []
+
         for index, operator in enumerate(self._asked):
-            ids, offsets, weights = _unwrap_kjt(parts[index])
+            ids, offsets, weights = _unwrap_kjt(batches[index])
             # `forward`, not a call: a traced graph should contain the operator, not its module.
             results.append(
                 operator.forward(
@@ -252,6 +258,7 @@ def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
     layout = shard.piece.layout
     width = (layout.columns, layout.stored_columns) if shard.pooling == "none" else None
     rows = shard.in_place(device)
+
     return (
         shard.pooling,
         width,
@@ -267,11 +274,13 @@ def _operator(
     """The operator of shards with equal properties, on views of their tables or else on copies."""
     tables = [shard.piece for shard in shards]
     feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
-    pooling, rows = shards[0].pooling, [shard.in_place(device) for shard in shards]
-    stored = [each for each in rows if each is not None]
+    pooling = shards[0].pooling
+    rows = [shard.in_place(device) for shard in shards]
+
+    stored = [table_rows for table_rows in rows if table_rows is not None]
     if stored:
         storage = torch.empty(0, dtype=torch.uint8, device=device).set_(stored[0].untyped_storage())
-        offsets = [int(each.storage_offset()) for each in stored]
+        offsets = [int(table_rows.storage_offset()) for table_rows in stored]
         operator = PackedTableLookup(
             tables,
             feature_tables,
@@ -282,6 +291,8 @@ def _operator(
         )
         operator.asserts_ids = False  # `check_ids` does, with names of features
         return operator
+
+    # Without shared storage the operator allocates its rows, into which the shards are copied.
     operator = PackedTableLookup(
         tables, feature_tables, pooling, output_dtype=output_dtype, device=device
     )

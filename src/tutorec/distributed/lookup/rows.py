@@ -86,6 +86,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         self._groups = groups
         self._ranks = ranks
         self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
+
         self._emb_modules = nn.ModuleList()
         for group in groups:
             lookup = BatchedDenseEmbedding if group.optimizer is None else BatchedFusedEmbedding
@@ -99,20 +100,22 @@ class GroupedEmbeddingsLookup(GroupedLookup):
             # out.
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(ids)
+
         groups = len(self._emb_modules)
         if groups == 0:
             return torch.empty(0, dtype=torch.float32, device=ids.values.device)
         looked_up = [
             bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)
         ]
+
         if groups == 1:
             return looked_up[0].contiguous().view(-1)
-        parts = [
+        rows_by_group = [
             rows.split_with_sizes(sizes)
             for rows, sizes in zip(looked_up, self._sizes(ids), strict=True)
         ]
         return torch.cat(
-            [rows.reshape(-1) for of_rank in zip(*parts, strict=True) for rows in of_rank]
+            [rows.reshape(-1) for source in zip(*rows_by_group, strict=True) for rows in source]
         )
 
     def _batches(self, ids: ArrivedIds) -> list[Batch]:
@@ -120,18 +123,19 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         groups = len(self._emb_modules)
         if groups == 1:
             return [_bags(ids.values, ids.counts)]
-        parts = ids.values.split_with_sizes(
+
+        segments = ids.values.split_with_sizes(
             [*chain.from_iterable(zip(*self._sizes(ids), strict=True))]
         )
         return [
-            _bags(torch.cat(parts[group::groups]), [of_rank[first:last] for of_rank in ids.counts])
+            _bags(torch.cat(segments[group::groups]), [counts[first:last] for counts in ids.counts])
             for group, (first, last) in enumerate(pairwise(self._slot_bounds))
         ]
 
     def _sizes(self, ids: ArrivedIds) -> list[list[int]]:
         """Number of ids of each group from each rank, ``[groups][W]``."""
         return [
-            [sum(of_rank[first:last]) for of_rank in ids.counts]
+            [sum(slot_counts[first:last]) for slot_counts in ids.counts]
             for first, last in pairwise(self._slot_bounds)
         ]
 

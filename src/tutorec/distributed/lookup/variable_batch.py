@@ -26,18 +26,21 @@ def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         >>> pad_bags(batch).lengths()
         tensor([1, 0, 1, 1])
     """
-    strides, lengths = features.stride_per_key(), features.lengths()
-    most = max(strides)
-    padded = lengths.new_zeros(len(strides), most)
-    for row, own in zip(padded, lengths.split(strides), strict=True):
-        row[: own.numel()] = own
+    strides = features.stride_per_key()
+    lengths = features.lengths()
+    longest = max(strides)
+
+    padded = lengths.new_zeros(len(strides), longest)
+    for row, slot_lengths in zip(padded, lengths.split(strides), strict=True):
+        row[: slot_lengths.numel()] = slot_lengths
+
     return KeyedJaggedTensor._from_parts(
         features.keys(),
         features.values(),
         features.weights_or_none(),
         padded.view(-1),
         None,
-        most,
+        longest,
         None,
     )
 
@@ -52,12 +55,12 @@ def flatten_by_rank(
         features: The batch before padding; its strides give the samples of each rank.
         columns: D of each slot.
     """
-    of_slots = [
+    blocks_by_slot = [
         block[: sum(samples)].split(samples)
         for block, samples in zip(
             pooled.split(list(columns), dim=1), features.stride_per_key_per_rank(), strict=True
         )
     ]
     return torch.cat(
-        [piece.reshape(-1) for of_rank in zip(*of_slots, strict=True) for piece in of_rank]
+        [chunk.reshape(-1) for chunks in zip(*blocks_by_slot, strict=True) for chunk in chunks]
     )
