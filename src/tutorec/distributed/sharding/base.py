@@ -79,6 +79,7 @@ class PlacedSlots:
         self.tables = list(tables)
         self.groups_per_rank: list[list[TableGroup]] = []
         self.per_rank: list[list[Slot]] = []
+
         for rank in range(env.world_size):
             groups = group_tables(tables, rank)
             self.groups_per_rank.append(groups)
@@ -266,7 +267,8 @@ class SparseFeaturesDist(nn.Module, ABC):
 
     def identify(self, number: int, title: str) -> None:
         """Set a number that is the same on every rank, and a title for messages."""
-        self._dist.number, self._dist.title = number, title
+        self._dist.number = number
+        self._dist.title = title
 
     def send_status(self, status: int) -> Awaitable[Any]:
         """Take part in the exchange without a batch, see `KJTAllToAll.send_status`."""

@@ -74,7 +74,8 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         keep_places: bool = False,
     ) -> None:
         super().__init__()
-        self._route, self._raw_ids = route, slots.raw_ids
+        self._route = route
+        self._raw_ids = slots.raw_ids
         self._keep_places = keep_places
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
@@ -92,19 +93,25 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         buckets = len(self._route.bounds[0]) - 1
         if buckets == 1:
             return features
-        strides, raw, ids = features.stride_per_key(), self._raw_ids, features.values()
+
+        strides = features.stride_per_key()
+        raw_ids = self._raw_ids
+        ids = features.values()
         bucketized = bucketize(
             features.lengths(),
-            ids if raw is None else raw.buckets_of(features),
+            ids if raw_ids is None else raw_ids.buckets_of(features),
             features.weights_or_none(),
             strides,
-            self._route.bounds if raw is None else raw.bounds,
-            self._keep_places or raw is not None,
+            self._route.bounds if raw_ids is None else raw_ids.bounds,
+            self._keep_places or raw_ids is not None,
         )
-        ctx.places, values = bucketized.places, bucketized.values
-        if raw is not None:
+        ctx.places = bucketized.places
+        values = bucketized.values
+        # The owners remap raw ids, so the raw ids are sent, in the order of their buckets.
+        if raw_ids is not None:
             assert bucketized.places is not None, "asked for above"
             values = ids.new_empty(ids.shape).index_copy_(0, bucketized.places, ids)
+
         variable = features.variable_stride_per_key()
         return KeyedJaggedTensor._from_parts(
             features.keys() * buckets,
@@ -136,13 +143,17 @@ def home_factors(
     """
     if all(pooling in ("sum", "none") for pooling in poolings):
         return None
-    strides, weights = features.stride_per_key(), features.weights_or_none()
-    of_features = features.lengths().split(strides)
+
+    strides = features.stride_per_key()
+    weights = features.weights_or_none()
+    split_lengths = features.lengths().split(strides)
     counts = features.length_per_key()
-    weights_of = weights.float().split(counts) if weights is not None else [None] * len(counts)
+    split_weights = weights.float().split(counts) if weights is not None else [None] * len(counts)
     return [
-        _factor(pooling, lengths, own)
-        for pooling, lengths, own in zip(poolings, of_features, weights_of, strict=True)
+        _factor(pooling, lengths, own_weights)
+        for pooling, lengths, own_weights in zip(
+            poolings, split_lengths, split_weights, strict=True
+        )
     ]
 
 
@@ -156,6 +167,7 @@ def _factor(
         return None
     if weights is None:
         return lengths.clamp(min=1).float().rsqrt()
+
     bags = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(
         lengths, output_size=weights.numel()
     )
@@ -191,6 +203,7 @@ class Scaling:
             torch.ones(samples, dtype=torch.float32, device=device) if factor is None else factor
             for factor, samples in zip(ctx.factors, ctx.batch_size_per_feature_pre_a2a, strict=True)
         ]
+
         shards = zip(self._features, self._columns, strict=True)
         if ctx.batch_size_per_rank_per_feature is None:
             return torch.cat(
@@ -231,7 +244,9 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
         self, slots: PlacedSlots, scaling: Scaling, codecs: QuantizedCommCodecs | None
     ) -> None:
         super().__init__()
-        self._slots, self._scaling, self._codecs = slots, scaling, codecs
+        self._slots = slots
+        self._scaling = scaling
+        self._codecs = codecs
         self._dist: PooledEmbeddingsReduceScatter | None = None
 
     def build(self) -> None:

@@ -122,8 +122,9 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
         self, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None
     ) -> None:
         super().__init__()
-        self._slots, self._codecs = slots, codecs
-        self._columns = [[slot.shard.columns for slot in of_rank] for of_rank in slots.per_rank]
+        self._slots = slots
+        self._codecs = codecs
+        self._columns = [[slot.shard.columns for slot in members] for members in slots.per_rank]
         self._order = RowOrder(slots, route)
         self._dist: SequenceEmbeddingsAllToAll | None = None
 
@@ -137,13 +138,14 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
         """Flat rows of each rank and local slot -> awaitable of flat rows of each rank's slots."""
         assert self._dist is not None, "the first batch builds the exchange"
-        mine = self._columns[self._slots.env.rank]
-        out = [_elements(of_rank, mine) for of_rank in ctx.arrived_counts]
-        into = [
-            _elements(of_rank, columns)
-            for of_rank, columns in zip(ctx.sent_counts, self._columns, strict=True)
+
+        local_columns = self._columns[self._slots.env.rank]
+        elements_out = [_elements(slot_counts, local_columns) for slot_counts in ctx.arrived_counts]
+        elements_in = [
+            _elements(slot_counts, columns)
+            for slot_counts, columns in zip(ctx.sent_counts, self._columns, strict=True)
         ]
-        return self._dist.flat(rows, out, into)
+        return self._dist.flat(rows, elements_out, elements_in)
 
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
         """The tables of one sharding type, except data-parallel, of an unpooled collection."""
@@ -205,18 +207,20 @@ class RowOrder:
         # Row-split features are sent once per table that reads them, so there are as many as keys.
         self._segments = route.order
         self._buckets = len(route.bounds[0]) - 1 if route.bounds else 1
+
         slices: list[dict[int, dict[int, int]]] = [{} for _ in self.keys]
-        place = {key: index for index, key in enumerate(self.keys)}
+        position = {key: index for index, key in enumerate(self.keys)}
         for number, slot in enumerate(arriving):
             bucket = route.order[number] // len(route.features) if self._buckets > 1 else 0
-            slices[place[slot.key]].setdefault(slot.shard.column_offset, {})[bucket] = number
+            slices[position[slot.key]].setdefault(slot.shard.column_offset, {})[bucket] = number
+
         # Key -> column shard, from the left -> range of rows -> index of the arriving segment.
         self._pieces = [
             [
-                [of_slice[bucket] for bucket in range(self._buckets)]
-                for _, of_slice in sorted(of_key.items())
+                [segments[bucket] for bucket in range(self._buckets)]
+                for _, segments in sorted(layers.items())
             ]
-            for of_key in slices
+            for layers in slices
         ]
 
     def by_key(
@@ -231,16 +235,18 @@ class RowOrder:
         """
         flat_counts = list(chain.from_iterable(counts))
         sizes = [count * columns for count, columns in zip(flat_counts, self._columns, strict=True)]
-        parts = [
-            part.view(count, columns)
-            for part, count, columns in zip(
+
+        segments = [
+            segment.view(count, columns)
+            for segment, count, columns in zip(
                 arrived.split_with_sizes(sizes), flat_counts, self._columns, strict=True
             )
         ]
+
         if places is None:
-            sliced = [[parts[of_ranges[0]] for of_ranges in of_key] for of_key in self._pieces]
+            sliced = [[segments[numbers[0]] for numbers in layers] for layers in self._pieces]
         else:
-            sliced = self._put_back(arrived, parts, flat_counts, places)
+            sliced = self._put_back(arrived, segments, flat_counts, places)
         return [slices[0] if len(slices) == 1 else torch.cat(slices, dim=1) for slices in sliced]
 
     def _put_back(
@@ -252,24 +258,26 @@ class RowOrder:
     ) -> list[list[torch.Tensor]]:
         """Rows of each key and column shard in id order: one gather per shard width."""
         orders = self._orders(counts, places)
-        rows_of: dict[tuple[int, int], torch.Tensor] = {}
+        ordered: dict[tuple[int, int], torch.Tensor] = {}
+
         for columns in dict.fromkeys(self._columns):
-            alike = [
+            same_width = [
                 (key, layer)
                 for key, layer in orders
                 if self._columns[self._pieces[key][layer][0]] == columns
             ]
-            of_width = [
-                part for part, width in zip(parts, self._columns, strict=True) if width == columns
+            blocks = [
+                block for block, width in zip(parts, self._columns, strict=True) if width == columns
             ]
-            rows = arrived.view(-1, columns) if len(of_width) == len(parts) else torch.cat(of_width)
-            order = torch.cat([orders[slice_] for slice_ in alike])
+            rows = arrived.view(-1, columns) if len(blocks) == len(parts) else torch.cat(blocks)
+            order = torch.cat([orders[slice_] for slice_ in same_width])
             moved = cast(torch.Tensor, _Reordered.apply(rows, order))
-            lengths = [orders[slice_].numel() for slice_ in alike]
-            rows_of |= zip(alike, moved.split_with_sizes(lengths), strict=True)
+            lengths = [orders[slice_].numel() for slice_ in same_width]
+            ordered |= zip(same_width, moved.split_with_sizes(lengths), strict=True)
+
         return [
-            [rows_of[key, layer] for layer in range(len(of_key))]
-            for key, of_key in enumerate(self._pieces)
+            [ordered[key, layer] for layer in range(len(layers))]
+            for key, layers in enumerate(self._pieces)
         ]
 
     def _orders(
@@ -277,27 +285,30 @@ class RowOrder:
     ) -> dict[tuple[int, int], torch.Tensor]:
         """By key and shard: the index of each id's row among the rows of that width ``[N]``."""
         keys = len(self.keys)
-        of_segments = [0] * (self._buckets * keys)
+        sizes = [0] * (self._buckets * keys)
         for segment, count in zip(self._segments, counts, strict=True):
-            of_segments[segment] = count
-        segment_starts = [*accumulate(of_segments, initial=0)]
+            sizes[segment] = count
+
+        segment_starts = [*accumulate(sizes, initial=0)]
         starts = self._starts(counts)
-        of_keys = [sum(of_segments[key::keys]) for key in range(keys)]
+        key_counts = [sum(sizes[key::keys]) for key in range(keys)]
+
         orders: dict[tuple[int, int], torch.Tensor] = {}
         for layer in range(max(map(len, self._pieces))):
-            shifts = [0] * len(of_segments)
-            for key, of_key in enumerate(self._pieces):
-                for bucket, number in enumerate(of_key[layer]) if layer < len(of_key) else ():
+            shifts = [0] * len(sizes)
+            for key, layers in enumerate(self._pieces):
+                for bucket, number in enumerate(layers[layer]) if layer < len(layers) else ():
                     segment = bucket * keys + key
                     shifts[segment] = starts[number] - segment_starts[segment]
+
             order = places
             if any(shifts):
-                by_segment = ints_on_device([shifts, of_segments], torch.int64, places.device)
+                by_segment = ints_on_device([shifts, sizes], torch.int64, places.device)
                 shift = by_segment[0].repeat_interleave(by_segment[1], output_size=places.numel())
                 order = places + shift.index_select(0, places)
-            for key, own in enumerate(order.split_with_sizes(of_keys)):
+            for key, key_order in enumerate(order.split_with_sizes(key_counts)):
                 if layer < len(self._pieces[key]):
-                    orders[key, layer] = own
+                    orders[key, layer] = key_order
         return orders
 
     def _starts(self, counts: list[int]) -> list[int]:

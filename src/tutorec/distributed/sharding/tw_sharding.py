@@ -147,6 +147,7 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
         assert self._dist is not None, "the first batch builds the exchange"
         if ctx.batch_size_per_rank_per_feature is None:
             return self._dist(pooled, ctx.batch_size_per_rank)
+
         ranks = range(self._slots.env.world_size)
         return self._dist.variable(
             pooled,

@@ -88,14 +88,19 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         self, slots: PlacedSlots, route: Route, scaling: Scaling, codecs: QuantizedCommCodecs | None
     ) -> None:
         super().__init__()
-        self._slots, self._route, self._scaling, self._codecs = slots, route, scaling, codecs
+        self._slots = slots
+        self._route = route
+        self._scaling = scaling
+        self._codecs = codecs
         self._dist: HostPooledEmbeddings | None = None
 
     def build(self) -> None:
         """Build the subgroups and the exchanges; every rank does so at the same point."""
         if self._dist is not None:
             return
-        env, group = self._slots.env, self._slots.process_group()
+
+        env = self._slots.env
+        group = self._slots.process_group()
         hosts = host_groups(group, env.local_size) if group is not None else None
         columns = [self._slots.columns[first] for first in first_ranks(env)]
         self._dist = HostPooledEmbeddings(hosts, env.rank, env.local_size, columns, self._codecs)
@@ -131,7 +136,7 @@ class HostRowsSharding(SplitRowsSharding):
     def output_features(self) -> list[int]:
         """For each output, its position in ``feature_names()``."""
         return [
-            place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]
+            index for rank in first_ranks(self._slots.env) for index in self._route.positions[rank]
         ]
 
     def create_output_dist(self) -> TwRwPooledEmbeddingDist:
