@@ -106,13 +106,14 @@ class PlanDiff:
             return f"the plans are the same for {several(self.alike, 'table')}"
         differ = "differs" if len(self.changes) == 1 else "differ"
         are = "is" if self.alike == 1 else "are"
+
         return (
             f"{several(len(self.changes), 'table')} {differ}, {self.alike:,} {are} alike; "
             f"{bytes_text(self.moved_bytes)} of weights come to ranks that do not hold them"
         )
 
     def _table(self) -> TextTable:
-        shown = self.changes[:_PRINTED]
+        printed = self.changes[:_PRINTED]
         rows = [
             [
                 f"{change.path}.{change.table}".strip("."),
@@ -120,7 +121,7 @@ class PlanDiff:
                 change.after or "not there",
                 bytes_text(change.moved_bytes),
             ]
-            for change in shown
+            for change in printed
         ]
         return TextTable(["table", "before", "after", "comes in"], rows, right=[3], width=120)
 
@@ -139,10 +140,15 @@ def plan_diff(before: Stored, after: Stored) -> PlanDiff:
     Two entries are equal if they have the same shards on the same ranks and the same kernel. The
     type of device on which a rank stores a shard (``cpu``, ``cuda:1``) is ignored.
     """
-    changes, alike = [], 0
+    changes = []
+    alike = 0
     tables = [
-        (path, table) for plan in (before, after) for path, of in plan.items() for table in of
+        (path, table)
+        for plan in (before, after)
+        for path, module in plan.items()
+        for table in module
     ]
+
     for path, table in dict.fromkeys(tables):
         old, new = (plan.get(path, {}).get(table) for plan in (before, after))
         if old is not None and new is not None and _compared(old) == _compared(new):
@@ -150,18 +156,24 @@ def plan_diff(before: Stored, after: Stored) -> PlanDiff:
             continue
         moved = 0 if old is None or new is None else _moved_bytes(old, new)
         changes.append(TableChange(path, table, _description(old), _description(new), moved))
+
     return PlanDiff(tuple(changes), alike)
 
 
 def _compared(entry: StoredTable) -> tuple[object, ...]:
     kernel = entry.compute_kernel.removeprefix("batched_")
-    held = _rectangles(entry)
-    return entry.sharding_type, kernel, sorted(held.items()) if held else sorted(entry.ranks or ())
+    rectangles = _rectangles(entry)
+    return (
+        entry.sharding_type,
+        kernel,
+        sorted(rectangles.items()) if rectangles else sorted(entry.ranks or ()),
+    )
 
 
 def _description(entry: StoredTable | None) -> str:
     if entry is None:
         return ""
+
     where = ranks_text(entry.ranks) if entry.ranks is not None else "all ranks"
     widths = [shard.sizes[1] for shard in entry.shards or () if all(shard.sizes)]
     cut = entry.shape is not None and entry.shards and max(widths, default=0) < entry.shape[1]
@@ -173,23 +185,26 @@ def _rectangles(entry: StoredTable) -> dict[int, list[_Rectangle]]:
     """Rank -> the rectangles of the table that it holds."""
     if not entry.shards and entry.shape is not None:  # every rank has a replica
         return {rank: [(0, 0, *entry.shape)] for rank in entry.ranks or ()}
-    held: dict[int, list[_Rectangle]] = {}
+
+    by_rank: dict[int, list[_Rectangle]] = {}
     for shard in entry.shards or ():
-        (row, column), (rows, columns) = shard.offsets, shard.sizes
+        row, column = shard.offsets
+        rows, columns = shard.sizes
         if shard.placement is not None and rows and columns:
             rank = int(shard.placement.partition("/")[0].removeprefix("rank:"))
-            held.setdefault(rank, []).append((row, column, row + rows, column + columns))
-    return {rank: sorted(of) for rank, of in held.items()}
+            by_rank.setdefault(rank, []).append((row, column, row + rows, column + columns))
+
+    return {rank: sorted(rectangles) for rank, rectangles in by_rank.items()}
 
 
 def _moved_bytes(before: StoredTable, after: StoredTable) -> int:
     """Bytes that ranks hold after and not before."""
-    had = _rectangles(before)
+    previous = _rectangles(before)
     elements = 0
     for rank, rectangles in _rectangles(after).items():
-        for mine in rectangles:
-            elements += _area(mine) - sum(
-                _area(_common(mine, other)) for other in had.get(rank, ())
+        for rectangle in rectangles:
+            elements += _area(rectangle) - sum(
+                _area(_common(rectangle, other)) for other in previous.get(rank, ())
             )
     return elements * _ELEMENT_BYTES
 

@@ -115,12 +115,13 @@ def row_wise_shards(
         >>> [shard.rows for shard in row_wise_shards(5, 4, ranks=range(2), sizes=[1, 9])]
         [1, 4]
     """
-    wanted = [-(-rows // len(ranks))] * len(ranks) if sizes is None else sizes
-    if sum(wanted) < rows or min(wanted, default=0) < 0:
+    row_counts = [-(-rows // len(ranks))] * len(ranks) if sizes is None else sizes
+    if sum(row_counts) < rows or min(row_counts, default=0) < 0:
         raise ValueError(
-            f"its {rows} rows are more than the sizes {list(wanted)} hold, or one is negative"
+            f"its {rows} rows are more than the sizes {list(row_counts)} hold, or one is negative"
         )
-    starts = [min(start, rows) for start in accumulate(wanted, initial=0)]
+
+    starts = [min(start, rows) for start in accumulate(row_counts, initial=0)]
     return [
         TableShard(rank, start, 0, end - start, columns)
         for rank, (start, end) in zip(ranks, pairwise(starts), strict=True)
@@ -147,8 +148,9 @@ def bucket_rows(rows: int, world_size: int, num_buckets: int) -> list[int]:
             f"num_buckets={num_buckets} must divide the {rows} rows and be at least the number "
             f"of ranks, {world_size}"
         )
-    whole, more = divmod(num_buckets, world_size)
-    return [rows // num_buckets * (whole + (rank < more)) for rank in range(world_size)]
+
+    per_rank, remainder = divmod(num_buckets, world_size)
+    return [rows // num_buckets * (per_rank + (rank < remainder)) for rank in range(world_size)]
 
 
 def calculate_shard_sizes_and_offsets(
@@ -182,18 +184,21 @@ def calculate_shard_sizes_and_offsets(
         TorchRec's ``torchrec.distributed.sharding_plan.calculate_shard_sizes_and_offsets``.
     """
     rows, columns = tensor.shape
-    kind = ShardingType(sharding_type)
-    if kind is ShardingType.ROW_WISE and (num_buckets or device_memory_sizes):
+    sharding = ShardingType(sharding_type)
+
+    if sharding is ShardingType.ROW_WISE and (num_buckets or device_memory_sizes):
         if device_memory_sizes:
-            whole, unit = sum(device_memory_sizes), rows // (num_buckets or rows)
-            sizes = [rows // unit * each // whole * unit for each in device_memory_sizes]
+            total_memory = sum(device_memory_sizes)
+            unit = rows // (num_buckets or rows)
+            sizes = [rows // unit * item // total_memory * unit for item in device_memory_sizes]
             sizes[-1] += rows - sum(sizes)
         else:
             sizes = bucket_rows(rows, world_size, num_buckets or rows)
         shards = row_wise_shards(rows, columns, range(len(sizes)), sizes)
-        return [[each.rows, columns] for each in shards], [[each.row_offset, 0] for each in shards]
+        return [[item.rows, columns] for item in shards], [[item.row_offset, 0] for item in shards]
+
     width = slice_width(columns, col_wise_shard_dim or MIN_CW_DIM)
-    cut = cut_arrays(kind, (rows, columns), world_size, local_world_size, width)
+    cut = cut_arrays(sharding, (rows, columns), world_size, local_world_size, width)
     return cut[0].tolist(), cut[1].tolist()
 
 
@@ -334,6 +339,7 @@ def parameter_sharding(
         ([0, 1], [[4, 4], [4, 4]])
     """
     replicated = sharding_type is ShardingType.DATA_PARALLEL
+
     return ParameterSharding(
         sharding_type=sharding_type.value,
         compute_kernel=compute_kernel.value,
@@ -386,6 +392,7 @@ def exact_cover(shards: Sequence[TableShard], rows: int, columns: int) -> bool:
     """
     if sum(shard.rows * shard.columns for shard in shards) != rows * columns:
         return False
+
     for shard in shards:
         if min(shard.row_offset, shard.column_offset, shard.rows, shard.columns) < 0:
             return False
@@ -400,19 +407,21 @@ def _overlaps(shards: Sequence[TableShard]) -> Iterator[bool]:
     # At a row where one shard ends and another begins, the end comes first.
     ends = [(shard.row_offset + shard.rows, 0, index) for index, shard in enumerate(shards)]
     begins = [(shard.row_offset, 1, index) for index, shard in enumerate(shards)]
+
     # Column ranges of the shards that contain this row. They are disjoint, so only neighbors need
     # to be compared.
     crossed: list[tuple[int, int]] = []
     for _, begin, index in sorted(ends + begins):
         columns = (shards[index].column_offset, shards[index].column_offset + shards[index].columns)
-        place = bisect_left(crossed, columns)
+        position = bisect_left(crossed, columns)
+
         if not begin:
-            del crossed[place]
+            del crossed[position]
             continue
-        left_ends = crossed[place - 1][1] if place else 0
-        right_begins = crossed[place][0] if place < len(crossed) else columns[1]
+        left_ends = crossed[position - 1][1] if position else 0
+        right_begins = crossed[position][0] if position < len(crossed) else columns[1]
         yield left_ends > columns[0] or right_begins < columns[1]
-        crossed.insert(place, columns)
+        crossed.insert(position, columns)
 
 
 # --- the shards that a plan lists
@@ -454,8 +463,9 @@ def checked_shards(
             f"rows and columns, and this one has {shape[0]} x {shape[1]}; make the plan from this "
             "module"
         )
-    kind = ShardingType(sharding.sharding_type)
-    if kind is ShardingType.DATA_PARALLEL:
+
+    sharding_type = ShardingType(sharding.sharding_type)
+    if sharding_type is ShardingType.DATA_PARALLEL:
         return _replicated(table, shape, sharding, world_size)
     shards = shards_in_plan(sharding)
     for shard in shards:
@@ -464,12 +474,14 @@ def checked_shards(
                 f"the plan puts table {table!r} on rank {shard.rank}, and the world has "
                 f"{world_size} ranks: 0 to {world_size - 1}"
             )
-    held = sorted({shard.rank for shard in shards})
-    if sharding.ranks is not None and shards and sorted(set(sharding.ranks)) != held:
+
+    shard_ranks = sorted({shard.rank for shard in shards})
+    if sharding.ranks is not None and shards and sorted(set(sharding.ranks)) != shard_ranks:
         raise ValueError(
             f"the plan names ranks {sharding.ranks} for table {table!r}, and places its shards on "
-            f"ranks {held}; let ranks say where the shards are, or leave ranks=None"
+            f"ranks {shard_ranks}; let ranks say where the shards are, or leave ranks=None"
         )
+
     rows, columns = shape
     if not exact_cover(shards, rows, columns):
         shards = [(shard.offsets, shard.sizes) for shard in shards]
@@ -477,10 +489,11 @@ def checked_shards(
             f"the plan's shards of table {table!r} do not cover its {rows} x {columns} rows and "
             f"columns once: (offsets, sizes) {shards}; make the plan from this module"
         )
+
     shards.sort(key=lambda shard: (shard.column_offset, shard.row_offset))
-    problem = _misplaced(kind, shards, rows, world_size, local_size)
+    problem = _misplaced(sharding_type, shards, rows, world_size, local_size)
     if problem is not None:
-        raise ValueError(f"table {table!r} is {kind.value}, which is {problem}")
+        raise ValueError(f"table {table!r} is {sharding_type.value}, which is {problem}")
     return tuple(shards)
 
 
@@ -507,6 +520,7 @@ def _misplaced(
     ranks = [shard.rank for shard in shards]
     if kind is ShardingType.TABLE_WISE:
         return None if len(shards) == 1 else f"one shard, and the plan has {len(shards)}"
+
     if kind in (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE):
         short = [shard for shard in shards if shard.rows != rows or not shard.columns]
         if short:
@@ -522,6 +536,7 @@ def _misplaced(
                     f"on hosts {hosts}"
                 )
         return None
+
     if kind is ShardingType.ROW_WISE:
         if len({shard.column_offset for shard in shards}) > 1 or ranks != list(range(world_size)):
             return (
@@ -541,6 +556,7 @@ def _misplaced_on_hosts(
             f"made for hosts of as many ranks each, and {world_size} ranks are not a multiple "
             f"of {local_size}"
         )
+
     slices = [
         list(members) for _, members in groupby(shards, key=lambda shard: shard.column_offset)
     ]

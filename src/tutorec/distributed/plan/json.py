@@ -111,6 +111,7 @@ def to_text(modules: Stored) -> str:
             for path, of in modules.items()
         },
     }
+
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -136,6 +137,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
         raise ValueError(
             f"{source} is not a whole JSON document: {error}; it is damaged, save the plan again"
         ) from None
+
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(
             f'{source} is JSON, but not a sharding plan: it lacks "format": "{FORMAT}"'
@@ -146,6 +148,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
             f"reads version {VERSION}: read it with the tutorec that wrote it, and make the plan "
             "anew"
         )
+
     reader = _PlanReader(source)
     modules = {
         path: {
@@ -156,6 +159,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
         }
         for path, of in reader.value("the document", document, "modules", dict).items()
     }
+
     computed = fingerprint(modules)
     if document.get("fingerprint") != computed:
         tables = {
@@ -204,7 +208,7 @@ class _PlanReader:
             raise self._damaged(f"{where} lacks {key!r}")
         # Python's bool is an int, but a boolean is not valid here.
         if not isinstance(value, kinds) or isinstance(value, bool):
-            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            names = " or ".join("null" if cls is type(None) else cls.__name__ for cls in kinds)
             raise self._damaged(f"{key!r} of {where} is {value!r}, not {names}")
         return value
 
@@ -213,13 +217,15 @@ class _PlanReader:
     ) -> list[int]:
         """Return ``holder[key]`` if it is a list of ``count`` integers."""
         values = self.value(where, holder, key, list)
-        whole = all(
+        # Python's bool is an int, but not a number of a plan.
+        valid = all(
             isinstance(value, int) and not isinstance(value, bool) and value >= 0
             for value in values
         )
-        if not whole or count not in (None, len(values)):
-            wanted = "whole numbers" if count is None else f"{count} whole numbers"
-            raise self._damaged(f"{key!r} of {where} is {values!r}, not {wanted}")
+
+        if not valid or count not in (None, len(values)):
+            expected = "whole numbers" if count is None else f"{count} whole numbers"
+            raise self._damaged(f"{key!r} of {where} is {values!r}, not {expected}")
         return values
 
     def entry(self, where: str, entry: Any) -> StoredTable:
@@ -229,6 +235,7 @@ class _PlanReader:
         shards = self.value(where, entry, "shards", list, type(None))
         rows = self.value(where, entry, "rows", int, type(None))
         columns = self.value(where, entry, "columns", int, type(None))
+
         return StoredTable(
             sharding_type=self.value(where, entry, "sharding_type", str),
             compute_kernel=self.value(where, entry, "compute_kernel", str),
@@ -253,6 +260,7 @@ class _PlanReader:
     def _cache(self, where: str, cache: Any) -> StoredCache:
         if not isinstance(cache, dict) or cache.get("algorithm") not in (None, "lru", "lfu"):
             raise self._damaged(f"{where} is {cache!r}: its algorithm must be lru or lfu")
+
         return StoredCache(
             cache.get("algorithm"),
             self.value(where, cache, "load_factor", float, int, type(None)),

@@ -79,8 +79,8 @@ class EmbeddingComputeKernel(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> EmbeddingComputeKernel | None:
         if isinstance(value, str) and value.startswith("batched_"):
-            wanted = value.removeprefix("batched_")
-            return next((kernel for kernel in cls if kernel.value == wanted), None)
+            plain_name = value.removeprefix("batched_")
+            return next((kernel for kernel in cls if kernel.value == plain_name), None)
         return None
 
 
@@ -146,10 +146,10 @@ class ParameterSharding:
 
     def __repr__(self) -> str:
         # Of the optional fields, print those that are set.
-        shown = [each.name for each in fields(self) if each.repr]
-        shown = shown[:4] + [name for name in shown[4:] if getattr(self, name) is not None]
+        names = [attribute.name for attribute in fields(self) if attribute.repr]
+        names = names[:4] + [name for name in names[4:] if getattr(self, name) is not None]
         return (
-            f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+            f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
         )
 
     def shards(self) -> list[ShardMetadata]:
@@ -170,6 +170,7 @@ class ParameterSharding:
                 (s.shard_offsets, s.shard_sizes) for s in self.shards()
             )
         ]
+
         return max(row for row, _ in ends), max(column for _, column in ends)
 
     def _stored(self) -> StoredTable:
@@ -181,6 +182,7 @@ class ParameterSharding:
             )
             for s in self.shards()
         ]
+
         return StoredTable(
             self.sharding_type,
             self.compute_kernel,
@@ -192,17 +194,18 @@ class ParameterSharding:
 
     @classmethod
     def _from_stored(cls, table: str, stored: StoredTable, source: str) -> ParameterSharding:
-        for kind, text in (
+        for enum_, text in (
             (ShardingType, stored.sharding_type),
             (EmbeddingComputeKernel, stored.compute_kernel),
         ):
             try:
-                kind(text)
+                enum_(text)
             except ValueError:
-                names = ", ".join(each.value for each in kind)
+                names = ", ".join(member.value for member in enum_)
                 raise ValueError(
-                    f"{source}: table {table!r} has the unknown {kind.__name__} {text!r}: {names}"
+                    f"{source}: table {table!r} has the unknown {enum_.__name__} {text!r}: {names}"
                 ) from None
+
         try:
             shards = [ShardMetadata(s.offsets, s.sizes, s.placement) for s in stored.shards or ()]
             for shard in shards:
@@ -213,6 +216,7 @@ class ParameterSharding:
             raise ValueError(
                 f"{source}: a shard of table {table!r} cannot be placed: {error}"
             ) from None
+
         cache = stored.cache and CacheParams._from_stored(stored.cache)
         return cls(
             stored.sharding_type,
@@ -262,6 +266,7 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
         """Cells of the two printed tables, of tables and of shards, each with its header."""
         tables = [["param", "sharding type", "compute kernel", "ranks"]]
         shards = [["param", "shard offsets", "shard sizes", "placement"]]
+
         for name, sharding in self.items():
             tables.append(
                 [name, sharding.sharding_type, sharding.compute_kernel, str(sharding.ranks)]
@@ -374,6 +379,7 @@ class ShardingPlan:
             except AttributeError:
                 differences.append(f"the model has no module {path!r}")
                 continue
+
             planned = {name: sharding.table_shape() for name, sharding in module_plan.items()}
             differences += [
                 f"module {path!r} has no table {name!r}" for name in planned if name not in tables
@@ -389,6 +395,7 @@ class ShardingPlan:
                 for name, shape in planned.items()
                 if name in tables and shape is not None and shape != tables[name]
             ]
+
         if differences:
             source = next(
                 (s.source for of in self.plan.values() for s in of.values() if s.source), "the plan"
@@ -431,6 +438,7 @@ def _shapes_of(collection: Any) -> dict[str, tuple[int, int]]:
         if callable(configs):
             tables: Any = configs()
             return {config.name: (config.num_embeddings, config.embedding_dim) for config in tables}
+
     # Another class: its tables are ``<path>.<table>.weight``.
     return {
         name.split(".")[-2]: (weight.shape[0], weight.shape[1])
@@ -444,6 +452,7 @@ def _as_text(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     head = " | ".join(f"{cell:^{width}}" for cell, width in zip(rows[0], widths, strict=True))
     rule = " | ".join("-" * width for width in widths)
+
     body = [
         " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows[1:]
@@ -453,6 +462,8 @@ def _as_text(rows: Sequence[Sequence[str]]) -> str:
 
 def _as_html(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as an HTML table, cut after a maximum number of rows."""
-    head, shown, more = rows[0], rows[1 : _HTML_ROWS + 1], len(rows) - 1 - _HTML_ROWS
+    head = rows[0]
+    printed = rows[1 : _HTML_ROWS + 1]
+    more = len(rows) - 1 - _HTML_ROWS
     rest = f"<p>and {more:,} more: <code>print</code> shows all</p>" if more > 0 else ""
-    return TextTable(head, shown).html() + rest
+    return TextTable(head, printed).html() + rest

@@ -67,18 +67,21 @@ def cut_arrays(
     """
     rows, columns = shape
     slices = columns // width if kind in COLUMN_CUTS else 1
+
     if kind is ShardingType.DATA_PARALLEL:
-        whole = np.array([rows, columns], dtype=np.int64), np.zeros(2, dtype=np.int64)
-        return np.broadcast_to(whole[0], (world_size, 2)), np.broadcast_to(
-            whole[1], (world_size, 2)
+        table = np.array([rows, columns], dtype=np.int64), np.zeros(2, dtype=np.int64)
+        return np.broadcast_to(table[0], (world_size, 2)), np.broadcast_to(
+            table[1], (world_size, 2)
         )
-    parts = (
+
+    row_ranges = (
         world_size if kind is ShardingType.ROW_WISE else local_size if kind in HOST_ROW_CUTS else 1
     )
-    starts = np.minimum(np.arange(parts + 1, dtype=np.int64) * -(-rows // parts), rows)
-    sizes = np.empty((slices, parts, 2), dtype=np.int64)
+    starts = np.minimum(np.arange(row_ranges + 1, dtype=np.int64) * -(-rows // row_ranges), rows)
+    sizes = np.empty((slices, row_ranges, 2), dtype=np.int64)
     offsets = np.empty_like(sizes)
-    sizes[:, :, 0], sizes[:, :, 1] = starts[1:] - starts[:-1], columns // slices
+    sizes[:, :, 0] = starts[1:] - starts[:-1]
+    sizes[:, :, 1] = columns // slices
     offsets[:, :, 0] = starts[:-1]
     offsets[:, :, 1] = (np.arange(slices, dtype=np.int64) * (columns // slices))[:, None]
     return sizes.reshape(-1, 2), offsets.reshape(-1, 2)
