@@ -45,7 +45,9 @@ class ShardedStates:
         env: ShardingEnv,
         device: torch.device,
     ) -> None:
-        self._env, self._device = env, device
+        self._env = env
+        self._device = device
+
         self._pieces: dict[str, list[tuple[str, Table, TableShard]]] = {}
         for table in held:
             for index, shard in enumerate(table.shards):
@@ -66,7 +68,7 @@ class ShardedStates:
             states = [state[parameter] for parameter, _, _ in own if parameter in state]
             if len(states) == len(own):
                 by_table[name] = {
-                    key: self._whole(own, [each[key] for each in states]) for key in states[0]
+                    key: self._whole(own, [values[key] for values in states]) for key in states[0]
                 }
         return by_table
 
@@ -86,12 +88,13 @@ class ShardedStates:
         by_parameter = {
             name: dict(value) for name, value in loaded.items() if name not in self._pieces
         }
+
         for name, own in self._pieces.items():
             for parameter, table, shard in own if name in loaded else ():
-                here = state.get(parameter, {})
+                current = state.get(parameter, {})
                 by_parameter[parameter] = {
-                    key: _piece_of(value, here[key], table, shard, f"{key!r} of {name!r}")
-                    if key in here
+                    key: _piece_of(value, current[key], table, shard, f"{key!r} of {name!r}")
+                    if key in current
                     else value
                     for key, value in loaded[name].items()
                 }
@@ -100,8 +103,10 @@ class ShardedStates:
     def _whole(
         self, own: Sequence[tuple[str, Table, TableShard]], parts: Sequence[torch.Tensor]
     ) -> Any:
-        table, shards = own[0][1], [shard for _, _, shard in own]
+        table = own[0][1]
+        shards = [shard for _, _, shard in own]
         alone = self._env.process_group is None and self._env.world_size == 1
+
         if (
             parts[0].dim() == 0
             or table.sharding_type is ShardingType.DATA_PARALLEL
@@ -114,10 +119,11 @@ class ShardedStates:
         size, rectangles = _rectangles(table, others, parts[0].dim())
         if not alone:
             return sharded_tensor(size, rectangles, parts, parts[0].dtype, self._env, self._device)
-        whole = parts[0].new_empty(size)
-        for part, shard in zip(parts, shards, strict=True):
-            _part_of(whole, table, shard).copy_(part)
-        return whole
+
+        state = parts[0].new_empty(size)
+        for tensor, shard in zip(parts, shards, strict=True):
+            _part_of(state, table, shard).copy_(tensor)
+        return state
 
 
 def _rectangles(
@@ -142,14 +148,16 @@ def _part_of(whole: torch.Tensor, table: Table, shard: TableShard) -> torch.Tens
 def _piece_of(value: Any, here: Any, table: Table, shard: TableShard, what: str) -> Any:
     if not isinstance(value, torch.Tensor) or not isinstance(here, torch.Tensor) or here.dim() == 0:
         return value
+
     by_row = here.dim() == 1
     size = whole_size(value)
     rows = len(table.slice_widths) * table.rows
     if size not in ([(rows,), (table.rows,)] if by_row else [(table.rows, table.columns)]):
-        wanted = [rows] if by_row else [table.rows, table.columns]
+        expected = [rows] if by_row else [table.rows, table.columns]
         raise ValueError(
-            f"optimizer state {what} is {wanted} as a whole, and the loaded state is {list(size)}"
+            f"optimizer state {what} is {expected} as a whole, and the loaded state is {list(size)}"
         )
+
     if not isinstance(value, ShardedTensor):
         return _part_of(value, table, shard)
     offsets = [table.first_row_state(shard)] if by_row else shard.offsets

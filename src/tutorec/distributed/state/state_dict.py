@@ -50,22 +50,23 @@ def sharded_state(
         device: Device of the tables.
     """
     state: dict[str, ShardedTensor | torch.Tensor] = {}
+
     for table in tables:
-        held = local.get(table.name, ())
+        shards = local.get(table.name, ())
         replicated = table.sharding_type is ShardingType.DATA_PARALLEL
-        if env.process_group is None and env.world_size == 1 and len(held) > 1:
-            state[table.name] = _put_together(table, held)
+        if env.process_group is None and env.world_size == 1 and len(shards) > 1:
+            state[table.name] = _put_together(table, shards)
         elif not replicated and (env.process_group is not None or env.world_size > 1):
             state[table.name] = sharded_tensor(
                 (table.rows, table.columns),
                 rectangles_of(table.shards),
-                held,
+                shards,
                 table.dtype,
                 env,
                 device,
             )
-        elif held:
-            state[table.name] = held[0]
+        elif shards:
+            state[table.name] = shards[0]
     return state
 
 
@@ -94,25 +95,28 @@ def local_state(
             raise TypeError(
                 f"table {table.name!r}: the loaded value is a {type(value).__name__}, not a tensor"
             )
+
         size = list(whole_size(value))
         if size != [table.rows, table.columns]:
             raise ValueError(
                 f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded "
                 f"table is {size}"
             )
-        what = f"table {table.name!r}"
-        held = [shard for shard in table.shards if shard.rank == rank]
+
+        subject = f"table {table.name!r}"
+        own_shards = [shard for shard in table.shards if shard.rank == rank]
         shards = [
-            local_shard(value, shard.offsets, shard.sizes, what)
+            local_shard(value, shard.offsets, shard.sizes, subject)
             if isinstance(value, ShardedTensor)
             else shard.view(value)
-            for shard in held
+            for shard in own_shards
         ]
+
         for rows in shards:
-            problem = value_problem(what, table.dtype, rows)
+            problem = value_problem(subject, table.dtype, rows)
             if problem is not None:
                 raise ValueError(problem)
-        if held:
+        if own_shards:
             state[table.name] = shards
     return state
 
@@ -153,51 +157,59 @@ def sharded_tensor(
     # torch uses global ranks, even if the tables are on some of the ranks only.
     ranks = range(env.world_size) if group is None else dist.get_process_group_ranks(group)
     # Ranks that share a device, as in tests on one GPU, are not where counting by host puts them.
-    here = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
+    own_placement = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
+
     shards = [
         ShardMetadata(
             offsets,
             sizes,
-            here
-            if here and rank == env.rank
+            own_placement
+            if own_placement and rank == env.rank
             else placement(ranks[rank], device.type, env.local_size),
         )
         for offsets, sizes, rank in rectangles
     ]
-    mine = [shard for shard, (*_, rank) in zip(shards, rectangles, strict=True) if rank == env.rank]
-    if local and len(local) != len(mine):
-        raise ValueError(f"{len(local)} tensors for this rank's {len(mine)} shards in {rectangles}")
+    own_metadata = [
+        shard for shard, (*_, rank) in zip(shards, rectangles, strict=True) if rank == env.rank
+    ]
+    if local and len(local) != len(own_metadata):
+        raise ValueError(
+            f"{len(local)} tensors for this rank's {len(own_metadata)} shards in {rectangles}"
+        )
+
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(size),
         tensor_properties=TensorProperties(dtype=dtype),
     )
-    stand_ins = [
+    contiguous = [
         rows
         if rows.is_contiguous()
         else torch.empty_like(rows, memory_format=torch.contiguous_format)
         for rows in local
     ]
-    held = [Shard(rows, shard) for rows, shard in zip(stand_ins, mine, strict=False)]
+    own_shards = [Shard(rows, shard) for rows, shard in zip(contiguous, own_metadata, strict=False)]
+
     with warnings.catch_warnings():
         # torch recommends DTensor, which cannot represent a table that is whole on one rank.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-        whole = ShardedTensor._init_from_local_shards_and_global_metadata(
-            held, metadata, process_group=group
+        tensor = ShardedTensor._init_from_local_shards_and_global_metadata(
+            own_shards, metadata, process_group=group
         )
+
     # ShardedTensor accepts contiguous rows only. Rows of a padded table are not contiguous, and a
     # copy would lose what is written to it, as torch.distributed.checkpoint does when it loads in
     # place.
-    for shard, rows in zip(whole.local_shards(), local, strict=False):
+    for shard, rows in zip(tensor.local_shards(), local, strict=False):
         shard.tensor = rows
-    return whole
+    return tensor
 
 
 def _put_together(table: Table, held: Sequence[torch.Tensor]) -> torch.Tensor:
-    whole = held[0].new_empty(table.rows, table.columns)
+    table_rows = held[0].new_empty(table.rows, table.columns)
     for rows, shard in zip(held, table.shards, strict=True):
-        shard.view(whole).copy_(rows)
-    return whole
+        shard.view(table_rows).copy_(rows)
+    return table_rows
 
 
 def local_shard(
@@ -214,14 +226,14 @@ def local_shard(
     Raises:
         ValueError: This rank does not have that shard.
     """
-    wanted = (list(offsets), list(sizes))
+    expected = (list(offsets), list(sizes))
     shards = []
     for shard in value.local_shards():
         shards.append((shard.metadata.shard_offsets, shard.metadata.shard_sizes))
-        if shards[-1] == wanted:
+        if shards[-1] == expected:
             return shard.tensor
     raise ValueError(
-        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and the loaded "
+        f"{what}: this rank holds the shard at {expected[0]} of size {expected[1]}, and the loaded "
         f"tensor has shards (offsets, sizes) {shards} here: it was saved under another plan; load "
         "it under that plan, or save and load with tutorec.distributed.checkpoint"
     )
@@ -287,6 +299,7 @@ def _store_sharded(
     module.flush()
     if module._env.process_group is None and module._env.world_size > 1:
         return
+
     local = {
         table.name: [state_dict.pop(key) for key in _local_keys(module, state_dict, prefix, table)]
         for table in module._tables
