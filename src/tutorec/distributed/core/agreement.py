@@ -41,24 +41,26 @@ def check_agreement(
         if problem is not None:
             raise problem
         return
+
     digest = 0 if problem is not None else _digest(sorted(facts.items()))
     digests = [row[0] for row in comm.all_gather_ints([digest], env.process_group, _STAGE)]
     if digests[0] != 0 and len(set(digests)) == 1:
         return
     notes = getattr(problem, "__notes__", [])
-    trouble = (
+    own_problem = (
         "; ".join([f"{type(problem).__name__}: {problem}", *notes]) if problem is not None else None
     )
-    gathered = comm.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
+    gathered = comm.all_gather_objects((own_problem, dict(facts)), env.process_group, _STAGE)
+
     if problem is not None:
         raise problem
-    troubles = [
+    problems = [
         f"rank {rank} raised {text}" for rank, (text, _) in enumerate(gathered) if text is not None
     ]
-    if troubles:
-        raise AgreementError(f"{subject} was aborted on every rank: " + "; ".join(troubles))
+    if problems:
+        raise AgreementError(f"{subject} was aborted on every rank: " + "; ".join(problems))
     raise AgreementError(
-        f"ranks disagree in {subject}: " + _differences([held for _, held in gathered])
+        f"ranks disagree in {subject}: " + _differences([rank_facts for _, rank_facts in gathered])
     )
 
 
@@ -72,10 +74,11 @@ def _digest(value: object) -> int:
 
 def _differences(held: list[dict[str, str]]) -> str:
     """The values that differ from those of most ranks, by rank; ties go to rank 0's values."""
-    names = dict.fromkeys(name for facts in held for name in facts)
+    names = dict.fromkeys(name for rank_facts in held for name in rank_facts)
     lines = []
+
     for name in names:
-        values = [facts.get(name, "missing") for facts in held]
+        values = [rank_facts.get(name, "missing") for rank_facts in held]
         if len(set(values)) == 1:
             continue
         common, _ = Counter(values).most_common(1)[0]
@@ -85,5 +88,6 @@ def _differences(held: list[dict[str, str]]) -> str:
             f"{name} is {values[rank]} on rank {rank} and {common} on rank {others}"
             for rank in differing
         )
-    shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
-    return "; ".join(shown)
+
+    printed = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
+    return "; ".join(printed)

@@ -221,39 +221,42 @@ def table_cache(
         ... )
         TableCache(load_factor=0.5, algorithm='lru', folder='/data', reserved_memory=0.0, ...)
     """
-    given = (
-        {each.name: getattr(params, each.name) for each in fields(CacheParams)}
+    overrides = (
+        {parameter.name: getattr(params, parameter.name) for parameter in fields(CacheParams)}
         if params is not None
         else {}
     )
-    asked = replace(
+    cache = replace(
         sharder_cache(fused_params),
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in overrides.items() if value is not None},
     )
-    factor = _LOAD_FACTOR if asked.load_factor is None else asked.load_factor
+
+    factor = _LOAD_FACTOR if cache.load_factor is None else cache.load_factor
     if not 0 < factor <= 1:
         raise ValueError(
             f"table {table!r}: load_factor={factor} of its cache is the fraction of its rows in "
             "memory; choose a number above 0 and at most 1"
         )
-    if not is_fp32(asked.precision):
+    if not is_fp32(cache.precision):
         raise ValueError(
-            f"table {table!r}: precision={asked.precision} of its cache is not that of its rows, "
+            f"table {table!r}: precision={cache.precision} of its cache is not that of its rows, "
             "DataType.FP32; leave precision out"
         )
-    algorithm = _algorithm_name(CacheAlgorithm.LRU if asked.algorithm is None else asked.algorithm)
+
+    algorithm = _algorithm_name(CacheAlgorithm.LRU if cache.algorithm is None else cache.algorithm)
     if algorithm not in ("lru", "lfu"):
         raise ValueError(
-            f"table {table!r}: algorithm={asked.algorithm!r} of its cache is neither LRU nor LFU"
+            f"table {table!r}: algorithm={cache.algorithm!r} of its cache is neither LRU nor LFU"
         )
-    ahead = bool(asked.prefetch_pipeline) and has_cache
+    ahead = bool(cache.prefetch_pipeline) and has_cache
     if ahead and algorithm == "lfu":
         raise ValueError(
             f"table {table!r}: prefetch_pipeline=True of its cache needs "
             "algorithm=CacheAlgorithm.LRU, not LFU"
         )
+
     factor = factor if has_cache else 0.0
-    return TableCache(factor, algorithm, asked.folder, float(asked.reserved_memory or 0.0), ahead)
+    return TableCache(factor, algorithm, cache.folder, float(cache.reserved_memory or 0.0), ahead)
 
 
 def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:

@@ -49,6 +49,7 @@ class ShardingEnv:
                 f"{world_size} ranks cannot be split into hosts of {local_size}: "
                 "local_size must divide the number of ranks"
             )
+
         self.world_size: int = world_size
         self.rank: int = rank
         self.process_group: dist.ProcessGroup | None = pg
@@ -100,7 +101,8 @@ def hosts_differ(local_size: int) -> bool:
     Each host then says another ``LOCAL_WORLD_SIZE``, and no rank may go by its own. Elsewhere
     nothing is known of it.
     """
-    hosts, world_size = os.environ.get("GROUP_WORLD_SIZE", ""), os.environ.get("WORLD_SIZE", "")
+    hosts = os.environ.get("GROUP_WORLD_SIZE", "")
+    world_size = os.environ.get("WORLD_SIZE", "")
     return under_torchrun() and hosts.isdecimal() and int(hosts) * local_size != int(world_size)
 
 
@@ -122,6 +124,7 @@ def get_local_size(world_size: int | None = None) -> int:
         TorchRec's ``torchrec.distributed.comm.get_local_size``.
     """
     world_size = dist.get_world_size() if world_size is None else world_size
+
     names = (
         "LOCAL_WORLD_SIZE",
         "MPI_LOCALNRANKS",
@@ -131,11 +134,12 @@ def get_local_size(world_size: int | None = None) -> int:
     local_size = _number_in_environment(names)
     if local_size is None:
         return world_size
+
     differ = hosts_differ(local_size)
     if local_size < 1 or world_size % local_size or differ:
-        why = "is not that of every host" if differ else f"does not divide {world_size} ranks"
+        reason = "is not that of every host" if differ else f"does not divide {world_size} ranks"
         warnings.warn(
-            f"LOCAL_WORLD_SIZE={local_size} {why}: all ranks are assumed to share one host",
+            f"LOCAL_WORLD_SIZE={local_size} {reason}: all ranks are assumed to share one host",
             stacklevel=2,
         )
         return world_size
@@ -158,6 +162,7 @@ def get_local_rank(world_size: int | None = None, rank: int | None = None) -> in
         TorchRec's ``torchrec.distributed.comm.get_local_rank``.
     """
     local_size = get_local_size(world_size)
+
     names = (
         "LOCAL_RANK",
         "MPI_LOCALRANKID",
@@ -220,11 +225,12 @@ def sharding_groups(
         ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
     if size < 1 or world_size % size:
-        fits = [each for each in range(1, world_size + 1) if world_size % each == 0]
+        fits = [divisor for divisor in range(1, world_size + 1) if world_size % divisor == 0]
         raise ValueError(
             f"{world_size} ranks cannot be divided into groups of sharding_group_size={size}: "
             f"give one of {fits}"
         )
+
     groups = world_size // size
     if use_inter_host_allreduce:
         return [list(range(first, first + size)) for first in range(0, world_size, size)]

@@ -131,6 +131,7 @@ class GroupedEmbeddingConfig:
 def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingConfig:
     """Describe a group of this rank's shards on ``device`` in TorchRec's form."""
     first = group.tables[0]
+
     return GroupedEmbeddingConfig(
         dtype_to_data_type(first.dtype),
         _pooling(first.pooling),

@@ -53,6 +53,7 @@ class FeatureOrder:
         """
         if features.keys() == self._wanted:
             return features
+
         keys = tuple(features.keys())
         if keys not in self._positions:
             if len(self._positions) == _MAX_CACHED_ORDERS:
@@ -63,15 +64,16 @@ class FeatureOrder:
 
     def _find(self, keys: tuple[str, ...]) -> list[int] | None:
         """Position of each wanted feature; None if the order is already right."""
-        place = {key: index for index, key in enumerate(keys)}
+        key_positions = {key: index for index, key in enumerate(keys)}
         for feature in self._wanted:
-            if feature not in place:
+            if feature not in key_positions:
                 tables = " and ".join(repr(table) for table in self._tables_of.get(feature, ()))
                 raise KeyError(
                     f"the batch has no feature {feature!r}, which table {tables} reads; its "
                     f"keys are {list(keys)}"
                 )
-        positions = [place[feature] for feature in self._wanted]
+
+        positions = [key_positions[feature] for feature in self._wanted]
         return None if positions == list(range(len(keys))) else positions
 
 
@@ -110,7 +112,7 @@ class ColumnOrder:
     """
 
     def __init__(self, arriving: Sequence[OutputColumns], wanted: Sequence[str]) -> None:
-        place = {key: index for index, key in enumerate(wanted)}
+        key_positions = {key: index for index, key in enumerate(wanted)}
         assert {shard.key for shard in arriving} == set(wanted), f"{arriving} for {list(wanted)}"
         width = Counter[str]()
         for shard in arriving:
@@ -118,12 +120,14 @@ class ColumnOrder:
         self.length_per_key: list[int] = [width[key] for key in wanted]
         self._columns = [shard.columns for shard in arriving]
         self._keys = len(wanted)
+
         order = sorted(
-            range(len(arriving)), key=lambda i: (place[arriving[i].key], arriving[i].offset)
+            range(len(arriving)), key=lambda i: (key_positions[arriving[i].key], arriving[i].offset)
         )
         self._order = order
-        self._places = [place[arriving[i].key] for i in order]
+        self._places = [key_positions[arriving[i].key] for i in order]
         self._in_order = order == list(range(len(order)))
+
         # Ranges that are neighbors in both orders are copied as one block.
         targets = [0] * len(order)
         for target, shard in enumerate(order):
@@ -152,10 +156,13 @@ class ColumnOrder:
         """
         sizes = [count * columns for count, columns in zip(samples, self._columns, strict=True)]
         shards = [
-            part.view(count, columns)
-            for part, count, columns in zip(flat.split(sizes), samples, self._columns, strict=True)
+            block.view(count, columns)
+            for block, count, columns in zip(flat.split(sizes), samples, self._columns, strict=True)
         ]
-        of_keys: list[list[torch.Tensor]] = [[] for _ in range(self._keys)]
+
+        shards_by_key: list[list[torch.Tensor]] = [[] for _ in range(self._keys)]
         for key, shard in zip(self._places, self._order, strict=True):
-            of_keys[key].append(shards[shard])
-        return [parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) for parts in of_keys]
+            shards_by_key[key].append(shards[shard])
+        return [
+            blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1) for blocks in shards_by_key
+        ]

@@ -186,6 +186,7 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
             f"qcomms_config must be a QCommsConfig, got {qcomms_config!r}: "
             "QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)"
         )
+
     return QuantizedCommCodecs(
         _codec("forward", qcomms_config.forward_precision, qcomms_config.forward_loss_scale),
         _codec("backward", qcomms_config.backward_precision, qcomms_config.backward_loss_scale),
@@ -207,6 +208,7 @@ def _codec(direction: str, precision: CommType, loss_scale: float | None) -> Com
         )
     if loss_scale is not None and not loss_scale > 0:
         raise ValueError(f"{direction}_loss_scale must be positive or None, got {loss_scale!r}")
+
     dtype = _DTYPES[precision]
     return None if dtype is None else CommCodec(dtype, loss_scale)
 

@@ -46,7 +46,9 @@ class RawIds:
 
     def buckets_of(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The bucket of each id ``[N]``."""
-        ids, counts = features.values().long(), features.length_per_key()
+        ids = features.values().long()
+        counts = features.length_per_key()
+
         numbers = ints_on_device(
             [list(self.widths), list(self.buckets), counts], torch.int64, ids.device
         )

@@ -111,12 +111,12 @@ class Table:
         As in TorchRec, row-wise Adagrad stores ``[S * R]`` for a table with S column shards, R
         values per shard.
         """
-        starts = sorted({each.column_offset for each in self.shards})
+        starts = sorted({other.column_offset for other in self.shards})
         return starts.index(shard.column_offset) * self.rows + shard.row_offset
 
     def describe(self) -> dict[str, str]:
         """Facts that ranks must agree on: fact -> value as text. Feature order may differ."""
-        facts = {
+        values = {
             "rows": str(self.rows),
             "embedding_dim": str(self.columns),
             "dtype": str(self.dtype),
@@ -131,7 +131,7 @@ class Table:
             "shard offsets": str([shard.offsets for shard in self.shards]),
             "shard sizes": str([shard.sizes for shard in self.shards]),
         }
-        return {f"table {self.name!r}: {fact}": value for fact, value in facts.items()}
+        return {f"table {self.name!r}: {name}": value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -295,6 +295,7 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
             "a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the "
             "model itself"
         )
+
     for table, sharding in plan.items():
         if not isinstance(sharding, ParameterSharding):
             raise TypeError(
@@ -302,11 +303,11 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
                 "a ParameterSharding is due: construct_module_sharding_plan(module, "
                 "per_param_sharding) makes a plan of words"
             )
+
     source = next((f"{sharding.source}: " for sharding in plan.values() if sharding.source), "")
-    missing, surplus = (
-        [name for name in tables if name not in plan],
-        [name for name in plan if name not in tables],
-    )
+    missing = [name for name in tables if name not in plan]
+    surplus = [name for name in plan if name not in tables]
+
     if missing:
         raise ValueError(
             f"{source}the plan says nothing about table {', '.join(map(repr, missing))}; it "
@@ -389,13 +390,16 @@ def _placed(
         config.name,
         "compute kernel",
     )
+
     if not is_fp32(sharding.output_dtype):
         raise ValueError(
             f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows "
             "leave sharded tables in FP32; leave it out: get_qcomm_codecs_registry narrows what "
             "travels between ranks"
         )
-    rows, columns = config.num_embeddings, config.embedding_dim
+
+    rows = config.num_embeddings
+    columns = config.embedding_dim
     shards = checked_shards(
         config.name,
         (rows, columns),
@@ -403,6 +407,7 @@ def _placed(
         rules.world_size,
         rules.local_size or rules.world_size,
     )
+
     optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
         own = optimizer_spec_of_parameter(config.name, weight)
@@ -412,6 +417,7 @@ def _placed(
             if own
             else optimizer_spec(rules.fused_params)
         )
+
     return Table(
         name=config.name,
         rows=rows,
@@ -447,6 +453,7 @@ def _placed_cache(
             f"the plan gives table {table!r} cache_params and the compute kernel {kernel.value!r}, "
             "which has no cache: compute_kernel='fused_uvm_caching', or leave cache_params out"
         )
+
     if sharding_type is ShardingType.DATA_PARALLEL:
         raise ValueError(
             f"the plan gives every rank a replica of table {table!r}, data_parallel, and the "
@@ -481,8 +488,9 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
         member = kind(value)
     except ValueError:
         member = None
+
     if member is None or member not in built:
-        names = ", ".join(str(each.value) for each in built)
+        names = ", ".join(str(option.value) for option in built)
         raise ValueError(f"the plan gives table {table!r} {what} {value!r}; supported now: {names}")
     return member
 
@@ -491,13 +499,14 @@ def usable_device(
     device: torch.device | None, plan: Mapping[str, ParameterSharding]
 ) -> torch.device:
     """The device, by default the rank's own; the CPU, with a warning, if CUDA is not available."""
-    wanted = torch.device(device) if device is not None else own_device()
-    if wanted.type == "cuda" and not torch.cuda.is_available():
+    chosen = torch.device(device) if device is not None else own_device()
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         warn_caller(
             "CUDA is not available here: tables that were to live on cuda are placed on cpu",
             RuntimeWarning,
         )
         return torch.device("cpu")
+
     entries = plan.values() if isinstance(plan, Mapping) else ()
     # Invalid entries of a plan are reported where the plan is read, on every rank.
     shards = [
@@ -506,12 +515,13 @@ def usable_device(
         if isinstance(entry, ParameterSharding)
         for shard in entry.shards()
     ]
-    if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
+
+    if chosen.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
         warn_caller(
             "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks",
             RuntimeWarning,
         )
-    return wanted
+    return chosen
 
 
 def warn_who_trains(
