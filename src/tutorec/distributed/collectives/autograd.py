@@ -40,7 +40,8 @@ class _Flight:
     """State that the two nodes of one exchange share."""
 
     def __init__(self, move: Move, move_back: Move) -> None:
-        self.move, self.move_back = move, move_back
+        self.move = move
+        self.move_back = move_back
         self.there: Awaitable[torch.Tensor] | None = None
         self.back: Awaitable[torch.Tensor] | None = None
 
@@ -100,18 +101,20 @@ class _Uncollected(threading.local):
     def add(self, promise: _Collected) -> None:
         """Add the newest."""
         if len(self._promises) > self._PRUNE_ABOVE:
-            self._promises = [each for each in self._promises if each() is not None]
+            self._promises = [ref for ref in self._promises if ref() is not None]
         self._promises.append(weakref.ref(promise))
 
     def take_before(self, promise: _Collected) -> list[_Collected]:
         """Remove and return those issued before ``promise``; ``promise`` is removed, too."""
-        place = next(
-            (index for index, each in enumerate(self._promises) if each() is promise), None
+        position = next(
+            (index for index, ref in enumerate(self._promises) if ref() is promise), None
         )
-        if place is None:
+        if position is None:
             return []
-        before, self._promises = self._promises[:place], self._promises[place + 1 :]
-        return [earlier for each in before if (earlier := each()) is not None]
+
+        before = self._promises[:position]
+        self._promises = self._promises[position + 1 :]
+        return [earlier for ref in before if (earlier := ref()) is not None]
 
 
 class _Collected(Awaitable[torch.Tensor]):

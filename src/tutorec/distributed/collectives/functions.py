@@ -72,12 +72,13 @@ def variable_batch_alltoall_pooled(
         TorchRec's ``torchrec.distributed.comm_ops.variable_batch_alltoall_pooled``.
     """
     ranks = _ranks(group)
-    mine = emb_dim_per_rank_per_feature[ranks.rank()]
-    counts_out = [_elements(samples, mine) for samples in batch_size_per_rank_per_feature]
+    local_columns = emb_dim_per_rank_per_feature[ranks.rank()]
+    counts_out = [_elements(samples, local_columns) for samples in batch_size_per_rank_per_feature]
     samples = iter(batch_size_per_feature_pre_a2a)
     counts_in = [
         sum(width * next(samples) for width in widths) for widths in emb_dim_per_rank_per_feature
     ]
+
     exchange = PooledEmbeddingsAllToAll(
         ranks, [sum(widths) for widths in emb_dim_per_rank_per_feature], codecs=codecs
     )
@@ -140,7 +141,7 @@ def reduce_scatter_pooled(
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_pooled``.
     """
     return reduce_scatter_v_pooled(
-        torch.cat(list(inputs)), [len(each) for each in inputs], group, codecs
+        torch.cat(list(inputs)), [len(tensor) for tensor in inputs], group, codecs
     )
 
 

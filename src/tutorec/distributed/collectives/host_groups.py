@@ -28,7 +28,7 @@ class HostGroups:
     cross: dist.ProcessGroup
 
 
-# Subgroups of a group by ranks per host; None stands for the group itself, to avoid a reference
+# Subgroups of a group by ranks per host; None is the group itself, to avoid a reference
 # cycle.
 _Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = (
@@ -62,10 +62,12 @@ def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
             f"{world_size} ranks cannot be split into hosts of {local_size}: local_size "
             f"(LOCAL_WORLD_SIZE) may be one of {fits}"
         )
+
     known = _host_groups.setdefault(group, {})
     if local_size not in known:
         check_thread(group)
         known[local_size] = _make_host_groups(group, world_size // local_size, local_size)
+
     intra, cross = known[local_size]
     return HostGroups(group if intra is None else intra, group if cross is None else cross)
 
@@ -78,21 +80,25 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
         if hosts > 1
         else []
     )
-    across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
+    across = [ranks[rank::local_size] for rank in range(local_size)] if local_size > 1 else []
+
     # torch names a group by the number of groups that the rank has made, so every rank of the
     # program must make every group. Ranks outside of `group` do not run this call; then only its
     # members make the subgroup, under a name that they agree on.
     alone = group != default_group()
-    backend, me = dist.get_backend(group), dist.get_rank()
+    backend = dist.get_backend(group)
+    me = dist.get_rank()
+
     groups: list[dist.ProcessGroup | None] = []
     with _agreed_names(group) if alone else nullcontext():
         for subgroups in (inside, across):
-            made = [
+            created = [
                 dist.new_group(members, backend=backend, use_local_synchronization=alone)
                 for members in subgroups
             ]
-            mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
-            groups.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
+            own = [pg for members, pg in zip(subgroups, created, strict=True) if me in members]
+            groups.append(cast(dist.ProcessGroup, own[0]) if own else None)
+
     return groups[0], groups[1]
 
 
@@ -102,7 +108,8 @@ def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     Args:
         group: The ranks; may be a part of all ranks of the program.
     """
-    ranks, alone = dist.get_process_group_ranks(group), group != default_group()
+    ranks = dist.get_process_group_ranks(group)
+    alone = group != default_group()
     with _agreed_names(group) if alone else nullcontext():
         return cast(
             dist.ProcessGroup,
@@ -116,10 +123,13 @@ def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
     global _rounds_of_names
     number = max(rounds for (rounds,) in all_gather_ints([_rounds_of_names], group, "host groups"))
     _rounds_of_names = number + 1
-    hashed, count = distributed_c10d._hash_ranks_to_str, distributed_c10d._world.group_count
+
+    hashed = distributed_c10d._hash_ranks_to_str
+    count = distributed_c10d._world.group_count
     distributed_c10d._hash_ranks_to_str = lambda ranks: (
         f"tutorec_{number}_{'_'.join(map(str, ranks))}"
     )
+
     try:
         yield
     finally:

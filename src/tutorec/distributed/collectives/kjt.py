@@ -100,6 +100,7 @@ class KJTAllToAll(nn.Module):
             )
         if stagger < 1 or world_size % stagger:
             raise ValueError(f"stagger {stagger} does not divide the {world_size} ranks into hosts")
+
         self._pg = pg
         self._slots = Slots(splits, order)
         self._ids_dtype = ids_dtype
@@ -107,6 +108,7 @@ class KJTAllToAll(nn.Module):
         # exchanges in the same way on every rank. 0 disables the check.
         self.number: int = 0
         self.title: str = ""
+
         local = world_size // stagger
         self._ranks = [host * local + rank for rank in range(local) for host in range(stagger)]
 
@@ -125,6 +127,7 @@ class KJTAllToAll(nn.Module):
                 f"the batch has values of {values.dtype}, which cannot be ids: "
                 f"{features.keys()}; give integers"
             )
+
         if self._pg is None or len(self._ranks) == 1:
             return NoWait(KJTArrival.of_one_rank(features, self._slots))
 
@@ -201,6 +204,7 @@ class KJTAllToAll(nn.Module):
         """
         if self._pg is None or len(self._ranks) == 1:
             return NoWait(None)
+
         group = self._pg
         message = ints_on_device(
             [(0, 0, status << _NUMBER_SHIFT)] * group.size(),
@@ -239,6 +243,7 @@ class KJTSizesAwaitable(Awaitable["KJTArrival"]):
         sizes = self._sizes.wait().view(-1, SIZES_PER_PEER).tolist()
         features = self._features
         del self._features
+
         if not features.values().is_cpu:
             # The device is synchronized, so its id check is done: no bad id is sent.
             raise_deferred_id_errors()
@@ -337,6 +342,7 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         """The arrival of a batch in a world of 1, where nothing is sent."""
         if not slots.is_identity or slots.needs != len(features.keys()):
             features = features.permute(slots.positions_of(0))
+
         strides = [features.stride_per_key()] if features.variable_stride_per_key() else None
         counts = [features.length_per_key()]
         arrival = cls(features.keys(), [features.stride()], strides, [], [0], counts)
@@ -410,8 +416,10 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         """Ids of each rank and slot ``[W][F]``. A sync point, unless there is at most one slot."""
         slots = len(self._keys)
         strides = self.batch_size_per_rank_per_feature
+
         if slots <= 1:
             return [[count] * slots for count in self._ids]
+
         if strides is None:
             by_rank = [rank_lengths.view(slots, -1).sum(dim=1) for rank_lengths in lengths]
             return torch.stack(by_rank).tolist()
@@ -494,11 +502,13 @@ class Slots:
         self.splits = list(splits)
         total = sum(self.splits)
         positions = list(range(total)) if order is None else list(order)
+
         if len(positions) != total:
             raise ValueError(
                 f"order names {len(positions)} keys and splits {self.splits} ask for {total}: "
                 "give one position for each slot"
             )
+
         ends = list(accumulate(self.splits))
         self._positions = [
             positions[end - size : end] for size, end in zip(self.splits, ends, strict=True)

@@ -70,6 +70,7 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         samples = batch_sizes[self._pg.rank()]
         columns = local_embs.shape[1]
         counts = [count * columns for count in batch_sizes]
+
         exchange = RowsIntoSums(self._pg, counts, self._codecs)
         return exchange_matrix(exchange, local_embs, samples, [columns], len(batch_sizes))
 
@@ -131,6 +132,7 @@ class HostPooledEmbeddings(nn.Module):
         """``pooled [sum of B_s, D_h]`` -> awaitable of ``[B_local, sum of D_h]``."""
         if self._hosts is None or self._world_size == 1:
             return NoWait(pooled)
+
         samples = batch_size_per_rank[self._rank]
         counts_out = [count * self._width for count in batch_size_per_rank]
         counts_in = [samples * width for width in self._columns]
@@ -177,6 +179,7 @@ class PooledEmbeddingsAllGather(nn.Module):
         """``local_emb [B, ...]``, the same shape on every rank -> awaitable of ``[W * B, ...]``."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(local_emb)
+
         world_size = self._pg.size()
         counts = [local_emb.numel()] * world_size
         exchange = RowsToAll(self._pg, counts, self._codecs)
@@ -263,7 +266,7 @@ class RowsIntoHostSums(RowExchange):
         self._counts_in = counts_in
 
         # Slices are ordered by host; the reduce-scatter inside the host needs those of one local
-        # rank side by side.
+        # rank as neighbors.
         local_size = hosts.intra.size()
         self._counts_by_local_rank = [counts_out[rank::local_size] for rank in range(local_size)]
         self._sums = [sum(counts) for counts in self._counts_by_local_rank]
@@ -311,6 +314,7 @@ class RowsIntoHostSums(RowExchange):
         flat = comm.all_gather(
             gradients, self._sums, self._hosts.intra, GRADIENTS_STAGE, self._backward_codec
         ).wait()
+
         slices = flat.split([*chain.from_iterable(self._counts_by_local_rank)])
         host_count = len(self._counts_in)
         by_host = [slices[host::host_count] for host in range(host_count)]

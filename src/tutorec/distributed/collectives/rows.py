@@ -80,6 +80,7 @@ class PooledEmbeddingsAllToAll(nn.Module):
                 f"dim_sum_per_rank {list(dim_sum_per_rank)} is for {len(dim_sum_per_rank)} ranks, "
                 f"and there are {world_size}: give each rank's number of columns"
             )
+
         self._pg = pg
         self._codecs = codecs
         self._columns = list(dim_sum_per_rank)
@@ -95,6 +96,7 @@ class PooledEmbeddingsAllToAll(nn.Module):
         """
         if self._pg is None or len(self._columns) == 1:
             return NoWait(local_embs)
+
         batch_sizes = samples_of_ranks(local_embs, batch_size_per_rank, len(self._columns))
         samples = batch_sizes[self._pg.rank()]
         local_columns = self._columns[self._pg.rank()]
@@ -318,6 +320,7 @@ def samples_of_ranks(
                 "give batch_size_per_rank, the number of samples of each"
             )
         return [rows // world_size] * world_size
+
     if len(given) != world_size or sum(given) != rows:
         raise ValueError(
             f"batch_size_per_rank {list(given)} is for {len(given)} ranks and {sum(given)} "

@@ -36,7 +36,9 @@ class SequenceEmbeddingsAllToAll(nn.Module):
         codecs: QuantizedCommCodecs | None = None,
     ) -> None:
         super().__init__()
-        self._pg, self._features, self._codecs = pg, list(features_per_rank), codecs
+        self._pg = pg
+        self._features = list(features_per_rank)
+        self._codecs = codecs
 
     def forward(
         self,
@@ -60,17 +62,20 @@ class SequenceEmbeddingsAllToAll(nn.Module):
             sparse_features_recat: The order in which the input exchange left the segments of
                 ``lengths``; needed where ranks have different numbers of samples.
         """
-        group, place = self._pg, unbucketize_permute_tensor
+        group = self._pg
+        permute = unbucketize_permute_tensor
         if group is None or group.size() == 1:
-            return NoWait(local_embs if place is None else local_embs[place])
+            return NoWait(local_embs if permute is None else local_embs[permute])
+
         if sparse_features_recat is None:
             order = torch.arange(group.size() * self._features[group.rank()], device=lengths.device)
             order = order.view(-1, group.size()).t().reshape(-1)
         else:
             order = sparse_features_recat.argsort()
+
         splits = input_splits, output_splits
         arriving = rows_of_ids(group, local_embs, lengths, order, splits, self._codecs)
-        return arriving if place is None else map_awaitable(lambda rows: rows[place], arriving)
+        return arriving if permute is None else map_awaitable(lambda rows: rows[permute], arriving)
 
     def flat(
         self, rows: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
@@ -90,7 +95,7 @@ def rows_of_ids(
     splits: tuple[Sequence[int], Sequence[int]],
     codecs: QuantizedCommCodecs | None,
 ) -> Awaitable[torch.Tensor]:
-    """Send rows home; see `alltoall_sequence`.
+    """Send rows back to the ranks of their ids; see `alltoall_sequence`.
 
     Args:
         group: The ranks.
@@ -102,10 +107,12 @@ def rows_of_ids(
     """
     if group.size() == 1:
         return NoWait(rows)
+
     width = rows.shape[1]
     if len(order):
         rows = rows[_segments(lengths.view(len(order), -1).sum(1), order.long())]
-    arriving, sent = ([width * count for count in of_ranks] for of_ranks in splits)
+
+    arriving, sent = ([width * count for count in rank_counts] for rank_counts in splits)
     moved = rows_to_ranks(group, rows.reshape(-1), sent, arriving, codecs)
     return ViewAwaitable(moved, (-1, width))
 
@@ -118,7 +125,8 @@ def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         tensor([2, 0, 1])
     """
     starts = lengths.cumsum(0) - lengths
-    lengths, starts = lengths[order], starts[order]
+    lengths = lengths[order]
+    starts = starts[order]
     shifts = starts - (lengths.cumsum(0) - lengths)
     return torch.arange(int(lengths.sum()), device=lengths.device) + shifts.repeat_interleave(
         lengths

@@ -121,27 +121,28 @@ class PooledGradients:
         ids_dtype: torch.dtype,
         weighted: bool,
     ) -> None:
-        self._group, self._tables, self._dtype, self._weighted = (
-            group,
-            list(tables),
-            ids_dtype,
-            weighted,
-        )
+        self._group = group
+        self._tables = list(tables)
+        self._dtype = ids_dtype
+        self._weighted = weighted
         self._columns = [table.columns for table in tables for _ in range(table.features)]
         self._id_bytes = ids_dtype.itemsize + (_FLOAT if weighted else 0)
 
     def agree(self, samples: int, ids: Sequence[int]) -> Agreed:
         """Exchange the local number of samples and of ids per feature, and choose. Blocks."""
         sizes = comm.all_gather_ints([samples, *ids], self._group, SIZES_STAGE)
-        of_ranks, of_features = [size[0] for size in sizes], [size[1:] for size in sizes]
-        total = [sum(counts) for counts in zip(*of_features, strict=True)]
-        as_bags, first = [], 0
+        samples_by_rank = [size[0] for size in sizes]
+        ids_by_rank = [size[1:] for size in sizes]
+        total = [sum(counts) for counts in zip(*ids_by_rank, strict=True)]
+
+        as_bags = []
+        first = 0
         for table in self._tables:
             own = sum(total[first : first + table.features])
-            bags = table.features * sum(of_ranks)
+            bags = table.features * sum(samples_by_rank)
             as_bags.append(cheaper_as_bags(table, own * self._id_bytes + bags * _FLOAT, bags))
             first += table.features
-        return Agreed(of_ranks, of_features, as_bags)
+        return Agreed(samples_by_rank, ids_by_rank, as_bags)
 
     def gather(
         self,
@@ -161,9 +162,11 @@ class PooledGradients:
             grad: Gradient of the pooled rows ``[B, sum of D]``.
         """
         chosen = features_of(self._tables, agreed.as_bags)
-        rank, group = self._group.rank(), self._group
-        ids = [[of_rank[feature] for feature in chosen] for of_rank in agreed.ids]
+        rank = self._group.rank()
+        group = self._group
+        ids = [[rank_ids[feature] for feature in chosen] for rank_ids in agreed.ids]
         columns = [self._columns[feature] for feature in chosen]
+
         if len(chosen) < len(self._columns):
             lengths = lengths[chosen]
             values = _pick(values, agreed.ids[rank], chosen)
@@ -171,14 +174,16 @@ class PooledGradients:
             grad = torch.cat(
                 [grad.split(self._columns, dim=1)[feature] for feature in chosen], dim=1
             )
-        counts = [sum(of_rank) for of_rank in ids]
+
+        counts = [sum(rank_ids) for rank_ids in ids]
         lists = [len(chosen) * samples for samples in agreed.samples]
         packed = torch.cat([lengths.reshape(-1).to(self._dtype), values.to(self._dtype)])
         sizes = [a + b for a, b in zip(lists, counts, strict=True)]
         arriving = comm.all_gather(packed, sizes, group, IDS_STAGE)
-        of_weights = []
+        arriving_weights = []
         if weights is not None:
-            of_weights.append(comm.all_gather(weights.float(), counts, group, WEIGHTS_STAGE))
+            arriving_weights.append(comm.all_gather(weights.float(), counts, group, WEIGHTS_STAGE))
+
         rows = [samples * sum(columns) for samples in agreed.samples]
         gradients = comm.all_gather(grad.reshape(-1), rows, group, ROWS_STAGE)
 
@@ -186,14 +191,14 @@ class PooledGradients:
             slices = packed.split_with_sizes(
                 [*chain.from_iterable(zip(lists, counts, strict=True))]
             )
-            lengths = torch.cat([part.view(len(chosen), -1) for part in slices[::2]], dim=1)
-            weights = [feature_major(each.split_with_sizes(counts), ids) for each in given]
+            lengths = torch.cat([block.view(len(chosen), -1) for block in slices[::2]], dim=1)
+            weights = [feature_major(tensor.split_with_sizes(counts), ids) for tensor in given]
             values = feature_major(slices[1::2], ids)
             return GlobalBags(
                 values, lengths, weights[0] if weights else None, grad.view(-1, sum(columns))
             )
 
-        return map_awaitable(bags, arriving, gradients, *of_weights)
+        return map_awaitable(bags, arriving, gradients, *arriving_weights)
 
 
 class TableRows(NamedTuple):
@@ -220,19 +225,23 @@ class GradientExchange:
     def __init__(
         self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype
     ) -> None:
-        self._group, self._tables, self._dtype = group, list(tables), ids_dtype
+        self._group = group
+        self._tables = list(tables)
+        self._dtype = ids_dtype
         self._columns = [table.columns for table in tables for _ in range(table.features)]
 
     def agree(self, ids: Sequence[int]) -> Agreed:
         """Exchange the local number of ids per feature, and choose. Blocks."""
-        of_features = comm.all_gather_ints(ids, self._group, SIZES_STAGE)
-        total = [sum(counts) for counts in zip(*of_features, strict=True)]
-        as_bags, first = [], 0
+        ids_by_rank = comm.all_gather_ints(ids, self._group, SIZES_STAGE)
+        total = [sum(counts) for counts in zip(*ids_by_rank, strict=True)]
+
+        as_bags = []
+        first = 0
         for table in self._tables:
             own = sum(total[first : first + table.features])
             as_bags.append(cheaper_as_bags(table, own * self._dtype.itemsize, own))
             first += table.features
-        return Agreed([sum(of_rank) for of_rank in of_features], of_features, as_bags)
+        return Agreed([sum(rank_ids) for rank_ids in ids_by_rank], ids_by_rank, as_bags)
 
     def gather(
         self, agreed: Agreed, values: torch.Tensor, grad: torch.Tensor
@@ -245,38 +254,43 @@ class GradientExchange:
             grad: Gradients of their rows, flat ``[sum of N_f * D_f]``.
         """
         chosen = features_of(self._tables, agreed.as_bags)
-        mine, group = agreed.ids[self._group.rank()], self._group
+        local_counts = agreed.ids[self._group.rank()]
+        group = self._group
         if len(chosen) < len(self._columns):
-            values = _pick(values, mine, chosen)
+            values = _pick(values, local_counts, chosen)
             grad = _pick(
                 grad,
-                [count * width for count, width in zip(mine, self._columns, strict=True)],
+                [count * width for count, width in zip(local_counts, self._columns, strict=True)],
                 chosen,
             )
-        ids = [[of_rank[feature] for feature in chosen] for of_rank in agreed.ids]
+
+        ids = [[rank_ids[feature] for feature in chosen] for rank_ids in agreed.ids]
         columns = [self._columns[feature] for feature in chosen]
         elements = [
-            [n * width for n, width in zip(of_rank, columns, strict=True)] for of_rank in ids
+            [n * width for n, width in zip(rank_ids, columns, strict=True)] for rank_ids in ids
         ]
-        counts = [sum(of_rank) for of_rank in ids]
+        counts = [sum(rank_ids) for rank_ids in ids]
+
         arriving = comm.all_gather(values.to(self._dtype), counts, group, IDS_STAGE)
-        rows = comm.all_gather(grad, [sum(of_rank) for of_rank in elements], group, ROWS_STAGE)
+        rows = comm.all_gather(grad, [sum(rank_ids) for rank_ids in elements], group, ROWS_STAGE)
         tables = [table for table, take in zip(self._tables, agreed.as_bags, strict=True) if take]
 
         def of_tables(all_ids: torch.Tensor, all_rows: torch.Tensor) -> list[TableRows]:
-            of_ids = all_ids.split_with_sizes([*chain.from_iterable(ids)])
-            of_rows = all_rows.split_with_sizes([*chain.from_iterable(elements)])
-            gathered, first = [], 0
+            id_blocks = all_ids.split_with_sizes([*chain.from_iterable(ids)])
+            row_blocks = all_rows.split_with_sizes([*chain.from_iterable(elements)])
+            gathered = []
+            first = 0
+
             for table in tables:
                 features = range(first, first + table.features)
                 # In rank order.
-                places = [
+                indices = [
                     rank * len(columns) + feature
                     for rank in range(len(ids))
                     for feature in features
                 ]
-                grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
-                gathered.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
+                grad = torch.cat([row_blocks[index] for index in indices]).view(-1, table.columns)
+                gathered.append(TableRows(torch.cat([id_blocks[index] for index in indices]), grad))
                 first += table.features
             return gathered
 
@@ -322,21 +336,21 @@ def add_over_ranks(
     """Issue the all-reduce of gradients of whole tables ``[R, D]``; waiting issues step two."""
     shapes = [gradient.shape for gradient in gradients]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    whole, rest = divmod(flat.numel(), group.size())
-    counts = [whole + (rank < rest) for rank in range(group.size())]
+    share, remainder = divmod(flat.numel(), group.size())
+    counts = [share + (rank < remainder) for rank in range(group.size())]
 
     def sums(mine: torch.Tensor) -> list[torch.Tensor]:
-        every = comm.all_gather(mine, counts, group, SUMS_STAGE).wait()
-        parts = every.split_with_sizes([shape.numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        gathered = comm.all_gather(mine, counts, group, SUMS_STAGE).wait()
+        by_table = gathered.split_with_sizes([shape.numel() for shape in shapes])
+        return [table_sum.view(shape) for table_sum, shape in zip(by_table, shapes, strict=True)]
 
     return map_awaitable(sums, comm.reduce_scatter(flat, counts, group, SUMS_STAGE))
 
 
 def _pick(values: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
     """Select what belongs to the chosen features."""
-    parts = values.split_with_sizes(list(counts))
-    return torch.cat([parts[feature] for feature in chosen]) if chosen else values[:0]
+    by_feature = values.split_with_sizes(list(counts))
+    return torch.cat([by_feature[feature] for feature in chosen]) if chosen else values[:0]
 
 
 __all__ = [
