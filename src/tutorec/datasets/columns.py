@@ -52,23 +52,28 @@ def dense_ids_labels(
     """
     if isinstance(sparse, str) or not sparse:
         raise ValueError(f"sparse={sparse!r}: give a list of at least one column")
+
     hashed = dict(hash_to or {})
     unknown = hashed.keys() - set(sparse)
     if unknown:
         raise ValueError(f"hash_to names {sorted(unknown)}, and the features are {list(sparse)}")
 
-    values, lengths = [], []
+    values = []
+    lengths = []
     for name in sparse:
-        of_column, counts = _bags(_column(columns, name), name)
-        values.append(_ids(of_column, name, hashed.get(name)))
-        lengths.append(counts)
+        ids, bag_lengths = _bags(_column(columns, name), name)
+        values.append(_ids(ids, name, hashed.get(name)))
+        lengths.append(bag_lengths)
+
     numbers = [_numbers(_column(columns, name), name) for name in dense]
     labels = [_numbers(_column(columns, label), label)] if label is not None else []
 
+    # Every column must have one entry for each row of the batch.
     names = [*sparse, *dense, *([label] if label is not None else [])]
     rows = dict(zip(names, map(len, [*lengths, *numbers, *labels]), strict=True))
     if len(set(rows.values())) > 1:
         raise ValueError(f"columns differ in their numbers of rows: {rows}")
+
     size = len(lengths[0])
     kjt = KeyedJaggedTensor(
         list(sparse), torch.cat(values), lengths=torch.from_numpy(np.concatenate(lengths))
@@ -117,16 +122,19 @@ def _as_numpy(column: Any) -> NDArray[Any]:
         return column.detach().cpu().numpy()
     if isinstance(column, np.ndarray):
         return column
+
     if hasattr(column, "combine_chunks"):  # Arrow's chunked array
         column = column.combine_chunks()
     if _has_missing(column):  # as an array, whole numbers would be floats
-        in_a_list = column.to_pylist if hasattr(column, "to_pylist") else column.to_list
-        return _array(in_a_list())
+        to_list = column.to_pylist if hasattr(column, "to_pylist") else column.to_list
+        return _array(to_list())
+
     if hasattr(column, "to_numpy"):
         try:
             return np.asarray(column.to_numpy(zero_copy_only=False))  # Arrow
         except TypeError:
             return np.asarray(column.to_numpy())  # pandas, polars
+
     return _array(list(column))
 
 
@@ -149,8 +157,8 @@ def _without_missing(array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int3
     """One value of each row, none where it is NaN."""
     if array.dtype.kind != "f":
         return array, np.ones(len(array), dtype=np.int32)
-    there = ~np.isnan(array)
-    return array[there], there.astype(np.int32)
+    present = ~np.isnan(array)
+    return array[present], present.astype(np.int32)
 
 
 def _bag(value: Any) -> Any:
@@ -167,9 +175,11 @@ def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
     """Ids [N] int64, hashed to rows where there is a number of rows."""
     if values.dtype.kind in "OUT":
         strings = values.tolist()
-        odd = [value for value in strings if not isinstance(value, str)]
-        if odd:
-            raise ValueError(f"column {name!r} holds {odd[0]!r}, and ids are strings or numbers")
+        not_strings = [value for value in strings if not isinstance(value, str)]
+        if not_strings:
+            raise ValueError(
+                f"column {name!r} holds {not_strings[0]!r}, and ids are strings or numbers"
+            )
         if strings and rows is None:
             raise ValueError(
                 f"column {name!r} holds strings, such as {strings[0]!r}: hash them, "
@@ -186,8 +196,10 @@ def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
                 "where some are missing"
             )
         values = values.astype(np.int64)
+
     if values.dtype.kind not in "biu":
         raise ValueError(f"column {name!r} holds {values.dtype}, and ids are strings or numbers")
+
     if values.dtype == np.uint64:
         if rows is None and len(values) and values.max() > _LARGEST_ID:
             raise ValueError(
@@ -195,6 +207,7 @@ def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
                 f"them, hash_to={{{name!r}: rows of the table}}"
             )
         values = values.view(np.int64)
+
     ids = torch.from_numpy(np.array(values, dtype=np.int64))
     return ids if rows is None else mixing_hash(ids, rows)
 
@@ -204,6 +217,7 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
     array = _as_numpy(column)
     if array.dtype.kind not in "biufO":
         raise ValueError(f"column {name!r} holds {array.dtype}, not numbers")
+
     try:
         numbers = array.astype(np.float64) if array.dtype == object else array
     except (TypeError, ValueError) as error:
@@ -215,6 +229,7 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
         raise ValueError(
             f"column {name!r} has shape {list(numbers.shape)}, not a number for each row"
         )
+
     missing = np.flatnonzero(np.isnan(numbers))
     if len(missing):
         raise ValueError(
@@ -244,6 +259,7 @@ def as_float32(numbers: NDArray[Any], where: str) -> tuple[NDArray[np.float32], 
                 f"{where}: row {row} holds {numbers.reshape(-1)[row]}, and float32 holds at most "
                 "3.4e38: write it scaled, or as its logarithm"
             )
+    # A whole number beyond 2**24 may be rounded: report the first one that is.
     elif numbers.dtype.kind in "iu" and numbers.itemsize >= 4:
         with np.errstate(invalid="ignore"):  # what is rounded up may be too large for the type
             changed = rounded.astype(numbers.dtype) != numbers
@@ -254,6 +270,7 @@ def as_float32(numbers: NDArray[Any], where: str) -> tuple[NDArray[np.float32], 
                 f"{int(rounded.reshape(-1)[row])}; float32 holds every whole number only up to "
                 "2**24 = 16,777,216: if this matters, subtract or divide first"
             )
+
     return rounded, None
 
 
@@ -286,9 +303,10 @@ class IdMap(nn.Module):
         super().__init__()
         hashes = torch.arange(values) if isinstance(values, int) else _hashes(values)
         sorted_keys, order = hashes.sort()
-        twice = (sorted_keys[1:] == sorted_keys[:-1]).nonzero()
-        if len(twice) and not isinstance(values, int):
-            raise ValueError(f"IdMap: {values[int(order[int(twice[0])])]!r} occurs twice")
+        repeated = (sorted_keys[1:] == sorted_keys[:-1]).nonzero()
+        if len(repeated) and not isinstance(values, int):
+            raise ValueError(f"IdMap: {values[int(order[int(repeated[0])])]!r} occurs twice")
+
         self.register_buffer("keys", sorted_keys)
         self.register_buffer("order", order + 1)
 
@@ -306,8 +324,8 @@ class IdMap(nn.Module):
         hashes = _hashes(values).to(self.keys.device)
         if not len(self.keys):
             return torch.zeros_like(hashes)
-        place = torch.searchsorted(self.keys, hashes).clamp(max=len(self.keys) - 1)
-        return torch.where(self.keys[place] == hashes, self.order[place], 0)
+        position = torch.searchsorted(self.keys, hashes).clamp(max=len(self.keys) - 1)
+        return torch.where(self.keys[position] == hashes, self.order[position], 0)
 
 
 def _hashes(values: Any) -> Tensor:

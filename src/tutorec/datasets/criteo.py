@@ -94,16 +94,17 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
         FileNotFoundError: a file is not there.
     """
     paths = _as_paths(paths)
-    parts: list[CriteoColumns] = []
-    left = sys.maxsize if rows is None else require_int("read_criteo: rows", rows, 0)
+    blocks: list[CriteoColumns] = []
+    rows_left = sys.maxsize if rows is None else require_int("read_criteo: rows", rows, 0)
     for block in chain.from_iterable(map(line_blocks, paths)):
-        parts.append(parse_lines(block, slice(0, left)))
-        left -= len(parts[-1])
-        if left <= 0:
+        blocks.append(parse_lines(block, slice(0, rows_left)))
+        rows_left -= len(blocks[-1])
+        if rows_left <= 0:
             break
-    if not parts:
+
+    if not blocks:
         raise ValueError(f"no rows in {', '.join(map(str, paths))}: the file is empty")
-    return CriteoColumns.concat(parts)
+    return CriteoColumns.concat(blocks)
 
 
 class CriteoDataset:
@@ -156,6 +157,7 @@ class CriteoDataset:
             raise ValueError(
                 f"{features=} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}"
             )
+
         self.features: dict[str, list[str]] = {}
         self.rows_per_table: dict[str, int] = {}
         self._columns: dict[str, list[int]] = {}
@@ -165,6 +167,7 @@ class CriteoDataset:
                     f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to "
                     "'cat_25'"
                 )
+
             rows = rows_per_table
             if isinstance(rows_per_table, Mapping):
                 rows = rows_per_table.get(name)
@@ -173,6 +176,7 @@ class CriteoDataset:
             )
             self.features[name] = list(columns)
             self._columns[name] = [DEFAULT_CAT_NAMES.index(column) for column in columns]
+
         self.progress = progress
 
     @cached_property
@@ -222,16 +226,19 @@ class CriteoDataset:
         """Rows of the file as a batch: logarithms, hashed ids, labels."""
         ints = rows.ints.astype(np.float32)
         dense = np.copysign(np.log1p(np.abs(ints)), ints)
-        # hashed all columns at a time: one pass per table size, not one per feature
+        # All columns are hashed at a time: one pass for each table size, not for each feature.
         ids = torch.from_numpy(rows.cats)
         hashed = {
             size: mixing_hash(ids, size).numpy() for size in set(self.rows_per_table.values())
         }
-        values, lengths = [], []
+
+        values = []
+        lengths = []
         for name, columns in self._columns.items():
             known = rows.cats_known[:, columns]
             values.append(hashed[self.rows_per_table[name]][:, columns][known])
             lengths.append(known.sum(axis=1, dtype=np.int32))
+
         kjt = KeyedJaggedTensor(
             keys=list(self._columns),
             values=torch.from_numpy(np.concatenate(values)),
@@ -247,7 +254,8 @@ def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
             "a line of Criteo's format must have 40 fields, or 39 without a label, not "
             f"{len(example)}"
         )
-    # from the end, because a line of a test file has no label
+
+    # From the end, because a line of a test file has no label.
     columns = zip(
         reversed(DEFAULT_COLUMN_NAMES),
         reversed(COLUMN_TYPE_CASTERS),
@@ -289,7 +297,9 @@ class CriteoIterDataPipe(IterDataPipe):
         **open_kw: Any,
     ) -> None:
         super().__init__()
-        self.paths, self.row_mapper, self.open_kw = paths, row_mapper, open_kw
+        self.paths = paths
+        self.row_mapper = row_mapper
+        self.open_kw = open_kw
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = own_worker()
@@ -325,22 +335,27 @@ def _rows_of_slices(
     bounds = np.array(slices, dtype=np.int64)
     sizes = [stop - start for start, stop in slices]
     pending: list[CriteoColumns] = []
-    held, step, row = 0, 0, 0
+    rows_pending = 0
+    step = 0
+    row = 0
+
     for block in chain.from_iterable(line_blocks(path, bar=bar) for path in paths):
         rows = np.arange(row, row + len(block))
-        at = np.searchsorted(bounds[:, 0], rows, side="right") - 1
-        lines = rows[(at >= 0) & (rows < bounds[at, 1])] - row
+        slice_of_row = np.searchsorted(bounds[:, 0], rows, side="right") - 1
+        lines = rows[(slice_of_row >= 0) & (rows < bounds[slice_of_row, 1])] - row
         row += len(block)
         if len(lines) == 0:
             continue
+
         pending.append(parse_lines(block, lines))
-        held += len(lines)
-        while step < len(sizes) and held >= (size := sizes[step]):
+        rows_pending += len(lines)
+        while step < len(sizes) and rows_pending >= (size := sizes[step]):
             columns = CriteoColumns.concat(pending)
             yield columns.slice(0, size)
-            pending = [columns.slice(size, held)]
-            held -= size
+            pending = [columns.slice(size, rows_pending)]
+            rows_pending -= size
             step += 1
+
     if step < len(sizes):
         start, stop = slices[step]
         raise ValueError(

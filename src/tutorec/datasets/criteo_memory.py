@@ -97,46 +97,59 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         require_one_of("stage", stage, list(_STAGES))
-        self.stage, self.batch_size = stage, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.drop_last, self.shuffle_batches, self.mmap_mode = drop_last, shuffle_batches, mmap_mode
+
+        self.stage = stage
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.drop_last = drop_last
+        self.shuffle_batches = shuffle_batches
+        self.mmap_mode = mmap_mode
         self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)
+
         self._generator = np.random.RandomState(shuffle_training_set_random_seed)
-        shuffled = shuffle_training_set and stage == "train"
-        mapped = mmap_mode or shuffled
+        is_shuffled = shuffle_training_set and stage == "train"
+        is_mapped = mmap_mode or is_shuffled
         paths = (dense_paths, sparse_paths, labels_paths)
-        arrays = [[_load(file, mapped, path_manager_key) for file in part] for part in paths]
+        arrays = [[_load(file, is_mapped, path_manager_key) for file in files] for files in paths]
         _check_rows(paths, arrays)
+
+        # The first half of the first file validates, the second half tests.
         if stage != "train":
             half = (len(arrays[0][0]) + 1) // 2
-            for part in arrays:
-                part[0] = _part(part[0], half, stage == "val")
+            for files in arrays:
+                files[0] = _part(files[0], half, stage == "val")
+
         rows = sum(map(len, arrays[0]))
         self._slices = rank_slices(rows, batch_size, rank, world_size, drop_last=bool(drop_last))
-        if shuffled:
+        if is_shuffled:
+            # Each rank gets the rows that the permutation puts into its range.
             first, stop = split_evenly(0, rows, world_size)[rank]
-            places = self._generator.permutation(rows)  # where each row goes
-            selected = np.flatnonzero((first <= places) & (places < stop))
-            targets = places[selected] - first
-            for part in arrays:
-                dtype = np.result_type(*(file.dtype for file in part))
-                own = np.empty((len(selected), *part[0].shape[1:]), dtype)
-                part[:] = [gather_rows(part, selected, targets, own)]
+            target_rows = self._generator.permutation(rows)  # where each row goes
+            selected = np.flatnonzero((first <= target_rows) & (target_rows < stop))
+            targets = target_rows[selected] - first
+            for files in arrays:
+                dtype = np.result_type(*(file.dtype for file in files))
+                own_rows = np.empty((len(selected), *files[0].shape[1:]), dtype)
+                files[:] = [gather_rows(files, selected, targets, own_rows)]
+
             sizes = (stop - start for start, stop in self._slices)
             self._slices = list(pairwise(accumulate(sizes, initial=0)))
+
         self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays
-        self._hash_each_batch = mmap_mode and not shuffled
+        self._hash_each_batch = mmap_mode and not is_shuffled
         if self.hashes is not None and not self._hash_each_batch:
             for sparse in self.sparse_arrs:
                 ids = sparse[:]
                 _hash(ids, self.hashes, out=ids)
+
         self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
         self._lengths = torch.ones(0, dtype=torch.int32)
         self._offsets = torch.arange(1, dtype=torch.int32)
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = own_worker()
-        # a DataLoader takes a batch of each worker in turn: the order is that of one process
+        # A DataLoader takes a batch of each worker in turn: the order is that of one process.
         return (self.to_batch(*rows) for rows in self._slices[worker::workers])
 
     def __len__(self) -> int:
@@ -144,15 +157,17 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
 
     def to_batch(self, start: int, stop: int) -> Batch:
         """Rows start..stop-1 of all files as one batch, of this rank's rows if shuffled."""
-        first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
-        parts = [
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_right(self._starts, stop - 1)
+        groups = [
             [
                 files[i][max(start - self._starts[i], 0) : stop - self._starts[i]]
                 for i in range(first, last)
             ]
             for files in (self.dense_arrs, self.sparse_arrs, self.labels_arrs)
         ]
-        arrays = (part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
+        arrays = (group[0] if len(group) == 1 else np.concatenate(group) for group in groups)
+
         return self._np_arrays_to_batch(*arrays)
 
     def _np_arrays_to_batch(
@@ -162,12 +177,16 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             sparse = _hash(sparse, self.hashes, out=np.empty_like(sparse))
         if self.shuffle_batches:
             order = self._generator.permutation(len(dense))
-            dense, sparse, labels = dense[order], sparse[order], labels[order]
+            dense = dense[order]
+            sparse = sparse[order]
+            labels = labels[order]
+
         size = len(dense)
         ids = size * CAT_FEATURE_COUNT
-        if ids > len(self._lengths):  # shared by all batches, which take what they need of them
+        if ids > len(self._lengths):  # shared: a batch takes a slice of them
             self._lengths = torch.ones(ids, dtype=torch.int32)
             self._offsets = torch.arange(ids + 1, dtype=torch.int32)
+
         kjt = KeyedJaggedTensor._from_parts(
             DEFAULT_CAT_NAMES,
             torch.from_numpy(sparse.T.flatten()),
@@ -177,7 +196,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             stride=size,
             length_per_key=[size] * CAT_FEATURE_COUNT,
         )
-        # copies, so that a batch that is changed in place leaves the data as it is
+
+        # Copies, so that a batch that is changed in place leaves the data as it is.
         return Batch(torch.from_numpy(dense.copy()), kjt, torch.from_numpy(labels.flatten()))
 
 
@@ -191,10 +211,11 @@ def _part(rows: NDArray[Any] | RowsInFile, half: int, first: bool) -> NDArray[An
 
 
 def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
-    if not arrays[0] or len({len(part) for part in arrays}) > 1:
+    if not arrays[0] or len({len(days) for days in arrays}) > 1:
         raise ValueError(
-            f"{[len(part) for part in paths]} files of dense, sparse, labels: give as many of each"
+            f"{[len(days) for days in paths]} files of dense, sparse, labels: give as many of each"
         )
+
     for names, files in zip(zip(*paths, strict=True), zip(*arrays, strict=True), strict=True):
         if len({len(file) for file in files}) > 1:
             raise ValueError(
@@ -208,9 +229,9 @@ def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
             names[1]: (sparse.shape, "[R, 26]", sparse.shape[1:] == (CAT_FEATURE_COUNT,)),
             names[2]: (labels.shape, "[R, 1]", labels.shape[1:] in ((), (1,))),
         }
-        for name, (shape, wanted, fits) in expected.items():
+        for name, (shape, expected_form, fits) in expected.items():
             if not fits:
-                raise ValueError(f"{name}: the array is {list(shape)}, and must be {wanted}")
+                raise ValueError(f"{name}: the array is {list(shape)}, and must be {expected_form}")
 
 
 def _hash(ids: NDArray[Any], hashes: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:

@@ -64,9 +64,12 @@ class BinaryCriteoUtils:
         require_one_of("dataset_name", dataset_name, ("criteo_1tb", "criteo_kaggle"))
         path = Path(in_file)
         labelled = dataset_name == "criteo_1tb" or has_labels(path)
-        rows, row, least = count_lines(path), 0, _INT32.max
+        rows = count_lines(path)
+        row = 0
+        smallest = _INT32.max
         if rows == 0:
             raise ValueError(f"no rows in {path}: the file is empty")
+
         with ExitStack() as files:
             dense, sparse, labels = (
                 files.enter_context(_new_array(file, (rows, columns), dtype, path_manager_key))
@@ -76,22 +79,32 @@ class BinaryCriteoUtils:
                     (out_labels_file, 1, np.int32),
                 )
             )
-            whole = dense.view(np.int32)  # until the least is known
+            integers = dense.view(np.int32)  # in dense's memory until the smallest is known
             bar = files.enter_context(byte_bar(path.name, path))
+
             for block in line_blocks(path, labelled, bar):
                 columns = parse_lines(block)
-                for value in (low := int(columns.ints.min()), columns.ints.max()):
+                for value in (block_smallest := int(columns.ints.min()), columns.ints.max()):
                     if not _INT32.min <= value <= _INT32.max:
                         lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
                         raise ValueError(
                             f"{path}: an integer of {lines} is {value}, and 32 bits must hold it"
                         )
-                least = min(least, low)
-                at = slice(row, row := row + len(block))
-                whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
+
+                smallest = min(smallest, block_smallest)
+                block_rows = slice(row, row := row + len(block))
+                integers[block_rows] = columns.ints
+                sparse[block_rows] = columns.cats
+                labels[block_rows, 0] = columns.label
+
+            # The logarithm needs the smallest integer of the file.
             for start in range(0, rows, _ROWS):
-                at = slice(start, start + _ROWS)
-                np.log(whole[at].astype(np.int64) - (least - 2), dtype=np.float32, out=dense[at])
+                block_rows = slice(start, start + _ROWS)
+                np.log(
+                    integers[block_rows].astype(np.int64) - (smallest - 2),
+                    dtype=np.float32,
+                    out=dense[block_rows],
+                )
 
     @staticmethod
     def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
@@ -114,12 +127,16 @@ class BinaryCriteoUtils:
         """
         stop = sum(lengths) if last_row is None else last_row + 1
         first, end = split_evenly(start_row, stop, world_size)[rank]
-        ranges, file_start = {}, 0
+
+        ranges = {}
+        file_start = 0
         for file, length in enumerate(lengths):
-            low, high = max(first, file_start), min(end, file_start + length)
+            low = max(first, file_start)
+            high = min(end, file_start + length)
             if low < high:
                 ranges[file] = (low - file_start, high - 1 - file_start)
             file_start += length
+
         return ranges, (stop - start_row) % world_size
 
     @staticmethod
@@ -145,6 +162,7 @@ class BinaryCriteoUtils:
                 )
             if mmap_mode:
                 return load_array(fname, mmap_mode="r")[start_row : start_row + num_rows]
+
             rows = np.empty((num_rows, shape[1]), dtype)
             _read_rows(file, fname, start_row, rows)
             return rows
@@ -166,17 +184,19 @@ class BinaryCriteoUtils:
         arrays = [load_array(file) for file in in_files]
         for file, array in zip(in_files, arrays, strict=True):
             require_ids(file, array.dtype)
-        # so that as many numbers as ids fit
+        # Contiguous ids may need a wider type than the ids of the file.
         arrays = [
             array.astype(np.promote_types(array.dtype, np.int32), copy=False) for array in arrays
         ]
         ends = np.cumsum([len(array) for array in arrays])[:-1]
+
         for column in progress_bar("contiguous ids", iterable=range(columns), unit="column"):
             ids = _contiguous(
                 np.concatenate([array[:, column] for array in arrays]), frequency_threshold
             )
-            for array, part in zip(arrays, np.split(ids, ends), strict=True):
-                array[:, column] = part
+            for array, ids_of_file in zip(arrays, np.split(ids, ends), strict=True):
+                array[:, column] = ids_of_file
+
         for file, array in zip(in_files, arrays, strict=True):
             path = Path(output_dir) / (Path(file).name.split(".")[0] + output_file_suffix)
             with _written(path, path_manager_key) as draft:
@@ -204,51 +224,53 @@ class BinaryCriteoUtils:
         written, too: full.npy, float32, which rounds ids above 2**24; a warning says so.
         """
         sources = {
-            part: input_dir_sparse if part == "sparse" else input_dir_labels_and_dense
-            for part in _PARTS
+            array: input_dir_sparse if array == "sparse" else input_dir_labels_and_dense
+            for array in _PARTS
         }
         widths = {"dense": int_columns, "sparse": sparse_columns, "labels": 1}
         rows = [rows_per_day[day] for day in range(days - 1)]
         inputs = {
-            part: [_day(folder, day, part, (rows[day], widths[part])) for day in range(days - 1)]
-            for part, folder in sources.items()
+            array: [_day(folder, day, array, (rows[day], widths[array])) for day in range(days - 1)]
+            for array, folder in sources.items()
         }
+
         if output_dir_full_set is not None:
-            target, shape = (
-                Path(output_dir_full_set) / "full.npy",
-                (sum(rows), sum(widths.values())),
-            )
+            target = Path(output_dir_full_set) / "full.npy"
+            shape = (sum(rows), sum(widths.values()))
             rounded: list[int] = []
             with _new_array(target, shape, np.float32, path_manager_key) as full:
                 for end, *day in zip(np.cumsum(rows), *inputs.values(), strict=True):
                     for start in range(0, len(day[0]), _ROWS_READ):
-                        parts = [part[start : start + _ROWS_READ] for part in day]
-                        rounded = rounded or _first_rounded(parts[1])
+                        blocks = [array[start : start + _ROWS_READ] for array in day]
+                        rounded = rounded or _first_rounded(blocks[1])
                         first = end - len(day[0]) + start
-                        full[first : first + len(parts[0])] = np.concatenate(parts, axis=1)
+                        full[first : first + len(blocks[0])] = np.concatenate(blocks, axis=1)
+
             if rounded:
                 warn_caller(
                     f"{target}: float32 rounds ids, {rounded[0]} for example: use the files of "
                     f"{output_dir_shuffled}, whose ids are whole"
                 )
+
         order = np.random.RandomState(random_seed).permutation(sum(rows))
-        taken_by_day = np.split(order, np.cumsum(rows)[:-1])
+        sources_by_day = np.split(order, np.cumsum(rows)[:-1])
         for day in progress_bar("shuffled days", iterable=range(days - 1), unit="day"):
-            places = np.argsort(taken_by_day[day])
-            for part in _PARTS:
-                dtype = np.float32 if part == "dense" else np.int32
-                target = Path(output_dir_shuffled) / f"day_{day}_{part}.npy"
-                shape = rows[day], widths[part]
+            positions = np.argsort(sources_by_day[day])
+            for array in _PARTS:
+                dtype = np.float32 if array == "dense" else np.int32
+                target = Path(output_dir_shuffled) / f"day_{day}_{array}.npy"
+                shape = rows[day], widths[array]
                 with _new_array(target, shape, dtype, path_manager_key) as output:
-                    gather_rows(inputs[part], taken_by_day[day][places], places, output)
-        for part in _PARTS:
-            last = f"day_{days - 1}_{part}.npy"
+                    gather_rows(inputs[array], sources_by_day[day][positions], positions, output)
+
+        for array in _PARTS:
+            last = f"day_{days - 1}_{array}.npy"
             with _written(Path(output_dir_shuffled) / last, path_manager_key) as draft:
-                shutil.copyfile(Path(sources[part]) / last, draft)
+                shutil.copyfile(Path(sources[array]) / last, draft)
 
 
 class RowsInFile:
-    """Rows of an array [R, ...] in a file, read when they are asked for; ``rows[3:5]`` reads two.
+    """Rows of an array [R, ...] in a file, read when they are indexed; ``rows[3:5]`` reads two.
 
     The file is not mapped: where a mapped file becomes shorter, reading it ends the process.
 
@@ -265,8 +287,11 @@ class RowsInFile:
         with open(path, "rb") as file:
             self.shape, self.dtype = _row_header(file, path)
             _require_whole(file, path, self.shape, self.dtype.itemsize)
-            self._data, status = file.tell(), os.fstat(file.fileno())
-        self._file, self._first = (status.st_dev, status.st_ino), 0
+            self._data = file.tell()
+            status = os.fstat(file.fileno())
+
+        self._file = (status.st_dev, status.st_ino)
+        self._first = 0
 
     def part(self, start: int, stop: int) -> Self:
         """Rows start..stop-1, which are not read yet."""
@@ -283,13 +308,13 @@ class RowsInFile:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self._read(start, stop)
-        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for start in range(0, len(self), _ROWS_READ):
             stop = min(start + _ROWS_READ, len(self))
             low, high = np.searchsorted(rows, [start, stop])
             if low < high:
-                found[low:high] = self._read(start, stop)[rows[low:high] - start]
-        return found
+                result[low:high] = self._read(start, stop)[rows[low:high] - start]
+        return result
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         rows = np.empty((max(stop - start, 0), *self.shape[1:]), self.dtype)
@@ -313,6 +338,7 @@ def load_array(path: str | Path, mmap_mode: Any = None, opened: Any = open) -> N
             shape, _, dtype = _read_header(file, path)
             if not dtype.hasobject:
                 _require_whole(file, path, shape, dtype.itemsize)
+
     try:
         if opened is open:
             return np.load(path, mmap_mode=mmap_mode)
@@ -338,7 +364,7 @@ def gather_rows(
     places: NDArray[np.int64],
     output: NDArray[Any],
 ) -> NDArray[Any]:
-    """Copy rows of several arrays to other places; each file is read from front to back.
+    """Copy rows of several arrays to other positions; each file is read from front to back.
 
     Args:
         files: arrays [R, C].
@@ -367,20 +393,21 @@ def gather_rows(
 
 
 def _read_header(file: IO[bytes], path: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether columns come first, and dtype; the file stands at the data then."""
+    """Shape, whether columns come first, and dtype; the file is then positioned at its data."""
     try:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, by_columns, dtype = read(file)
     except (*_DAMAGED, MemoryError) as error:
         raise ValueError(_cut_short(path, error)) from error
+
     if min(shape, default=0) < 0:
         raise ValueError(_cut_short(path, f"an array {list(shape)}"))
     return shape, by_columns, dtype
 
 
 def _row_header(file: IO[bytes], path: str | Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an array of numbers that lies row by row."""
+    """Shape and dtype of an array of numbers that is stored row by row."""
     shape, by_columns, dtype = _read_header(file, path)
     if dtype.hasobject:
         raise ValueError(
@@ -395,14 +422,15 @@ def _row_header(file: IO[bytes], path: str | Path) -> tuple[tuple[int, ...], np.
 def _require_whole(
     file: IO[bytes], path: str | Path, shape: tuple[int, ...], itemsize: int
 ) -> None:
-    """Check that a file, which stands at its data, is long enough."""
-    needed, there = math.prod(shape) * itemsize, os.fstat(file.fileno()).st_size - file.tell()
-    if there < needed:
-        raise ValueError(_cut_short(path, f"{there} of {needed} bytes for {list(shape)}"))
+    """Check that a file, positioned at its data, is long enough."""
+    needed = math.prod(shape) * itemsize
+    available = os.fstat(file.fileno()).st_size - file.tell()
+    if available < needed:
+        raise ValueError(_cut_short(path, f"{available} of {needed} bytes for {list(shape)}"))
 
 
 def _read_rows(file: Any, path: str | Path, start: int, rows: NDArray[Any]) -> None:
-    """Fill an array with rows of a file, from row ``start`` on; the file stands at its data."""
+    """Fill an array with rows of a file, from row ``start`` on; the file is at its data."""
     file.seek(file.tell() + start * rows[:1].nbytes)
     if file.readinto(rows.reshape(-1).view(np.uint8).data) != rows.nbytes:
         raise ValueError(
@@ -428,12 +456,13 @@ def _first_rounded(ids: NDArray[Any]) -> list[int]:
 
 @contextmanager
 def _written(path: str | Path, path_manager_key: Any) -> Iterator[Path]:
-    """A draft that is put in its place, or copied through a path manager, when the block ends."""
+    """A draft that is moved to its path, or copied through a path manager, when the block ends."""
     opened = opener(path_manager_key)
     if opened is open:
         with whole_file(path) as draft:
             yield draft
         return
+
     with TemporaryDirectory() as folder:
         draft = Path(folder) / Path(path).name
         yield draft
@@ -448,7 +477,7 @@ def _new_array(
     with _written(path, path_manager_key) as draft:
         array = npy.open_memmap(draft, "w+", dtype, shape)
         if hasattr(os, "posix_fallocate"):
-            # writing to a mapped file on a full disk would end the process
+            # Writing to a mapped file on a full disk would end the process.
             with open(draft, "rb+") as file:
                 _reserve(file, path)
         yield array
@@ -471,8 +500,8 @@ def _reserve(file: IO[bytes], path: str | Path) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        what = f"{error.strerror}: the array needs {size:,} bytes on the disk: free some"
-        raise OSError(error.errno, what, str(path)) from None
+        reason = f"{error.strerror}: the array needs {size:,} bytes on the disk: free some"
+        raise OSError(error.errno, reason, str(path)) from None
 
 
 def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> RowsInFile:

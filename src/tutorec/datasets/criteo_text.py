@@ -32,7 +32,10 @@ FIELDS = 1 + INT_FEATURE_COUNT + CAT_FEATURE_COUNT
 
 _BLOCK_BYTES = 1 << 21
 _LONGEST_LINE = 1 << 20
-_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+_TAB = 9
+_NEWLINE = 10
+_RETURN = 13
+_MINUS = 45
 
 _VALUES = np.full(256, 255, dtype=np.uint8)  # of characters as digits
 _VALUES[list(b"0123456789abcdef")] = _VALUES[list(b"0123456789ABCDEF")] = np.arange(16)
@@ -44,10 +47,10 @@ class ArrayColumns:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """The rows of several parts, in order."""
+        """The rows of several blocks, in order."""
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        columns = zip(*(vars(block).values() for block in parts), strict=True)
         return cls(*map(np.concatenate, columns))
 
     def slice(self, start: int, stop: int) -> Self:
@@ -113,7 +116,8 @@ def line_blocks(path: Path, labelled: bool = True, bar: Any = None) -> Iterator[
     Raises:
         ValueError: a line has another number of fields, or the file is not a readable gzip file.
     """
-    first_line, fields = 1, FIELDS - (not labelled)
+    first_line = 1
+    fields = FIELDS - (not labelled)
     for data in _whole_lines(path, bar):
         separators = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
         newlines = np.flatnonzero(data[separators] == _NEWLINE)
@@ -157,18 +161,21 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
     ends = block.separators[lines]
     starts = np.empty_like(ends)
     starts[:, 1:] = ends[:, :-1] + 1
-    # a line starts after the newline before it; the first one at 0
+    # A line starts after the newline before it, the first one at 0.
     starts[:, 0] = np.concatenate([[-1], block.separators[:-1, -1]])[lines] + 1
     ends = ends.copy()
     ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
+
     split = ends.shape[1] - CAT_FEATURE_COUNT
     ints, ints_known, wrong_ints = _numbers(block.data, starts[:, :split], ends[:, :split], 10, 18)
     cats, cats_known, wrong_cats = _numbers(block.data, starts[:, split:], ends[:, split:], 16, 8)
     label = np.full(len(ends), -1)
     if split > INT_FEATURE_COUNT:
-        label, ints = ints[:, 0], ints[:, 1:]
+        label = ints[:, 0]
+        ints = ints[:, 1:]
         wrong_ints[:, 0] |= ~ints_known[:, 0] | (label < 0) | (label > 1)
         ints_known = ints_known[:, 1:]
+
     if wrong_ints.any() or wrong_cats.any():
         row, column = np.argwhere(np.concatenate([wrong_ints, wrong_cats], axis=1))[0]
         name = DEFAULT_COLUMN_NAMES[column - ends.shape[1]]
@@ -179,6 +186,7 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
         raise ValueError(
             f"{block.path}, line {line}: column '{name}' is '{text}', expected {expected}"
         )
+
     return CriteoColumns(label, ints, ints_known, cats, cats_known)
 
 
@@ -191,47 +199,51 @@ def _numbers(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     """Fields [B, C] as numbers in a base, where there was anything at all, and which are wrong."""
     known = ends > starts
-    at = starts.ravel().copy()
-    minus = np.zeros(at.shape, dtype=bool)
+    position = starts.ravel().copy()
+    is_negative = np.zeros(position.shape, dtype=bool)
     if base == 10:
-        minus = (data[at] == _MINUS) & known.ravel()
-        at += minus
-    length = ends.ravel() - at
-    wrong = (length > digits) | (minus & (length == 0))
-    values = np.zeros(at.shape, dtype=np.int64)
+        is_negative = (data[position] == _MINUS) & known.ravel()
+        position += is_negative
+
+    length = ends.ravel() - position
+    wrong = (length > digits) | (is_negative & (length == 0))
+    values = np.zeros(position.shape, dtype=np.int64)
     for k in range(min(int(length.max(initial=0)), digits)):
         inside = length > k
-        digit = _VALUES[data[np.minimum(at + k, len(data) - 1)]]
+        digit = _VALUES[data[np.minimum(position + k, len(data) - 1)]]
         wrong |= inside & (digit >= base)
         np.copyto(values, values * base + digit, where=inside)
-    np.negative(values, out=values, where=minus)
+
+    np.negative(values, out=values, where=is_negative)
     return values.reshape(starts.shape), known, wrong.reshape(starts.shape)
 
 
 def _whole_lines(path: Path, bar: Any = None) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of a file in pieces that end with a newline."""
-    rest, before = b"", 0
+    """The bytes of a file in chunks that end with a newline."""
+    tail = b""
+    bytes_read = 0
     with open(path, "rb") as raw:
         file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
             while chunk := file.read(_BLOCK_BYTES):
-                lines, newline, rest = (rest + chunk).rpartition(b"\n")
+                lines, newline, tail = (tail + chunk).rpartition(b"\n")
                 if newline:
                     yield np.frombuffer(lines + newline, dtype=np.uint8)
                 if bar is not None:
-                    bar.update(raw.tell() - before)
-                    before = raw.tell()
-                if len(rest) > _LONGEST_LINE:
+                    bar.update(raw.tell() - bytes_read)
+                    bytes_read = raw.tell()
+                if len(tail) > _LONGEST_LINE:
                     raise ValueError(
-                        f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text "
+                        f"{path}: no newline within {len(tail):,} bytes: this is not a Criteo text "
                         "file"
                     )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(
                 f"{path}: damaged gzip file ({error}): fetch or write it again"
             ) from error
-        if rest:
-            yield np.frombuffer(rest + b"\n", dtype=np.uint8)
+
+        if tail:
+            yield np.frombuffer(tail + b"\n", dtype=np.uint8)
 
 
 def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
@@ -247,7 +259,7 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
     with open(path, "wb") as raw:
         file: Any = raw
         if path.suffix == ".gz":
-            # mtime=0 and no name: equal rows make equal bytes
+            # With mtime=0 and no name, equal rows make equal bytes.
             file = gzip.GzipFile("", mode="wb", compresslevel=1, fileobj=raw, mtime=0)
         with file:
             file.writelines(map(format_rows, blocks))
@@ -256,13 +268,15 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
 
 def format_rows(rows: CriteoColumns) -> bytes:
     """The text of some rows, one line each; an id that is not of 32 bits is a ValueError."""
-    ints_known, cats_known = rows.ints_known.T, rows.cats_known.T
+    ints_known = rows.ints_known.T
+    cats_known = rows.cats_known.T
     known = rows.cats.T[cats_known]
     if ((known < 0) | (known >= 1 << 32)).any():
         raise ValueError(
             f"ids {known.min()} to {known.max()}: Criteo's format holds 0 to {2**32 - 1}, so hash "
             "them to 32 bits"
         )
+
     ids = known.astype(">u4").tobytes().hex().encode()
     columns = [rows.label.astype("S").tolist()]
     for known, texts in (
@@ -272,4 +286,5 @@ def format_rows(rows: CriteoColumns) -> bytes:
         fields = np.zeros(known.shape, texts.dtype)
         fields[known] = texts
         columns += fields.tolist()
+
     return b"".join(b"\t".join(line) + b"\n" for line in zip(*columns, strict=True))

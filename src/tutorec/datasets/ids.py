@@ -77,23 +77,26 @@ def power_law_ids(
     require_finite("power_law_ids: exponent", exponent, 0)
     require_int("power_law_ids: rows", rows, 1, _EXACT)
     device = None if generator is None else generator.device
+
     law = _Curve(exponent)
     first, last, two, half = (
         torch.tensor(x, dtype=torch.float64, device=device) for x in (1.5, rows + 0.5, 2.0, 2.5)
     )
     # The step of 1 is as wide as the area to its right allows, so that it is never rejected.
-    low, high = law.area(first) - 1.0, law.area(last)
+    low = law.area(first) - 1.0
+    high = law.area(last)
     sure = 2.0 - law.at_area(law.area(half) - law.height(two))
     drawn = torch.empty(count, dtype=torch.float64, device=device)
     missing = torch.arange(count, device=device)
+
     while missing.numel():
         share = torch.rand(missing.numel(), dtype=torch.float64, device=device, generator=generator)
         area = high + share * (low - high)
-        place = law.at_area(area)
-        step = place.round().clamp(1, rows)
-        kept = (step - place <= sure) | (area >= law.area(step + 0.5) - law.height(step))
-        drawn[missing[kept]] = step[kept]
-        missing = missing[~kept]
+        point = law.at_area(area)
+        step = point.round().clamp(1, rows)
+        accepted = (step - point <= sure) | (area >= law.area(step + 0.5) - law.height(step))
+        drawn[missing[accepted]] = step[accepted]
+        missing = missing[~accepted]
     return drawn.long() - 1
 
 
@@ -150,9 +153,10 @@ def drifting_ids(
         if number == all_move_at:
             row_of_rank = row_of_rank[torch.randperm(rows, generator=random)]
         if moving:
-            some = torch.randperm(rows, generator=random)[:moving]
-            row_of_rank[some] = row_of_rank[some.roll(1)]
+            moved_ranks = torch.randperm(rows, generator=random)[:moving]
+            row_of_rank[moved_ranks] = row_of_rank[moved_ranks.roll(1)]
         drawn.append(row_of_rank[ranks_of_batch])
+
     return drawn
 
 

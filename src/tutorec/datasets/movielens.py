@@ -36,8 +36,10 @@ class _Ratings(IterDataPipe):
         self, root: str, with_movies: bool, row_mapper: RowMapper, open_kw: dict[str, Any]
     ) -> None:
         super().__init__()
-        self.root, self.with_movies = root, with_movies
-        self.row_mapper, self.open_kw = row_mapper, open_kw
+        self.root = root
+        self.with_movies = with_movies
+        self.row_mapper = row_mapper
+        self.open_kw = open_kw
 
     def __iter__(self) -> Iterator[Any]:
         movies = (
@@ -45,6 +47,7 @@ class _Ratings(IterDataPipe):
             if self.with_movies
             else {}
         )
+
         for line in self._lines(RATINGS_FILENAME):
             row = line + movies[line[1]] if self.with_movies else line
             yield row if self.row_mapper is None else self.row_mapper(row)

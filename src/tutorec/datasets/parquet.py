@@ -99,10 +99,18 @@ class ParquetDataset(IterableDataset[Batch]):
             raise ValueError(
                 f"sparse={sparse!r}: give a list of at least one column, ['{sparse or 'item'}']"
             )
+
         if seed is not None:
             require_int("seed", seed, 0)
-        self.sparse, self.dense, self.label = list(sparse), list(dense), label
-        self.batch_size, self.rank, self.world_size, self.seed = batch_size, rank, world_size, seed
+
+        self.sparse = list(sparse)
+        self.dense = list(dense)
+        self.label = label
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+
         self._numbers = [*self.dense, *([] if label is None else [label])]
         self._rounded: set[str] = set()  # columns that a warning was given for
         self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
@@ -114,6 +122,7 @@ class ParquetDataset(IterableDataset[Batch]):
                     (path, i, file.metadata.row_group(i).num_rows)
                     for i in range(file.num_row_groups)
                 ]
+
         self._rows = sum(rows for *_, rows in self._groups)
         rank_slices(self._rows, batch_size, rank, world_size)  # refuses what cannot be dealt out
         self.set_epoch(0)
@@ -125,7 +134,9 @@ class ParquetDataset(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Begin the epoch of this number, which decides the order of the row groups."""
         require_int("epoch", epoch, 0)
-        self._epoch, self._left, self._given = epoch, [(0, self._rows)], 0
+        self._epoch = epoch
+        self._left = [(0, self._rows)]
+        self._given = 0
 
     def __iter__(self) -> Iterator[Batch]:
         self._given = 0
@@ -133,7 +144,7 @@ class ParquetDataset(IterableDataset[Batch]):
         return self._pass(self._batches_of_workers(self.rank, workers)[worker])
 
     def state_dict(self, batches: int | None = None, num_workers: int = 0) -> dict[str, Any]:
-        """Where the pass stands, the same on every rank: numbers and lists, which JSON holds.
+        """The position of the pass, the same on every rank: numbers and lists, which JSON holds.
 
         Args:
             batches: how many batches of the pass each rank is done with; by default those that this
@@ -141,20 +152,24 @@ class ParquetDataset(IterableDataset[Batch]):
                 DataLoader's workers give batches out instead.
             num_workers: of the DataLoader that gave them out.
         """
-        given, workers = self._given if batches is None else batches, max(num_workers, 1)
-        require_int("batches", given, 0)
-        left: Ranges = []
+        batches_given = self._given if batches is None else batches
+        workers = max(num_workers, 1)
+        require_int("batches", batches_given, 0)
+        rows_left: Ranges = []
         for rank in range(self.world_size):
             plan = self._batches_of_workers(rank, workers)
-            # the worker that is next comes first: with as many workers the batches go on as if
-            # nothing had stopped
-            for worker in (number % workers for number in range(given, given + workers)):
-                left += [
+            # The next worker comes first: with as many workers the batches go on as if nothing
+            # had stopped.
+            for worker in (
+                number % workers for number in range(batches_given, batches_given + workers)
+            ):
+                rows_left += [
                     rows
-                    for batch in plan[worker][len(range(worker, given, workers)) :]
+                    for batch in plan[worker][len(range(worker, batches_given, workers)) :]
                     for rows in batch
                 ]
-        ranges = [list(rows) for rows in _joined(left)]
+
+        ranges = [list(rows) for rows in _joined(rows_left)]
         return {"epoch": self._epoch, "left": ranges, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,6 +186,7 @@ class ParquetDataset(IterableDataset[Batch]):
                 f"the state is of {other}, and this data is {self._identity()}: use its files "
                 "and seed"
             )
+
         self.set_epoch(state["epoch"])
         left = [(start, stop) for start, stop in state["left"]]
         if _total(left) < self.world_size:
@@ -184,17 +200,19 @@ class ParquetDataset(IterableDataset[Batch]):
     def _batches_of_workers(self, rank: int, workers: int) -> list[list[Ranges]]:
         """For each worker of a rank, the rows of each of its batches."""
         total = _total(self._left)
-        at = split_evenly(0, total, self.world_size)[rank][0]
+        first_row = split_evenly(0, total, self.world_size)[rank][0]
         sizes = [
             stop - start
             for start, stop in rank_slices(total, self.batch_size, rank, self.world_size)
         ]
-        plan = []
+        batches_by_worker = []
         for worker in range(workers):
-            ends = list(accumulate(sizes[worker::workers], initial=at))
-            plan.append([_part(self._left, start, stop) for start, stop in pairwise(ends)])
-            at = ends[-1]
-        return plan
+            ends = list(accumulate(sizes[worker::workers], initial=first_row))
+            batches_by_worker.append(
+                [_part(self._left, start, stop) for start, stop in pairwise(ends)]
+            )
+            first_row = ends[-1]
+        return batches_by_worker
 
     def _pass(self, batches: list[Ranges]) -> Iterator[Batch]:
         order = np.arange(len(self._groups))
@@ -202,25 +220,30 @@ class ParquetDataset(IterableDataset[Batch]):
             order = np.random.default_rng([self.seed, self._epoch]).permutation(order)
         bounds = list(accumulate((self._groups[group][2] for group in order), initial=0))
         decoded = lru_cache(1)(lambda at: self._decoded(*self._groups[order[at]]))
+
         for ranges in batches:
-            parts: list[_Rows] = []
+            blocks: list[_Rows] = []
             for start, stop in ranges:
                 while start < stop:
                     at = bisect_right(bounds, start) - 1
                     end = min(stop, bounds[at + 1])
-                    parts.append(decoded(at).slice(start - bounds[at], end - bounds[at]))
+                    blocks.append(decoded(at).slice(start - bounds[at], end - bounds[at]))
                     start = end
+
             self._given += 1
-            yield self._to_batch(parts)
+            yield self._to_batch(blocks)
+
         self.set_epoch(self._epoch + 1)
 
     def _decoded(self, path: Path, group: int, count: int) -> _Rows:
         with _opened(path) as file:
             _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
             table = file.read_row_group(group, columns=[*self.sparse, *self._numbers])
+
         if table.num_rows != count:
             change = f"{table.num_rows} rows and had {count} when the data set was made"
             raise ValueError(f"{path}: row group {group} has {change}: the file was replaced")
+
         where = f"{path}, row group {group}"
         lists = [
             _lists(table.column(name).combine_chunks(), f"{where}, column '{name}'")
@@ -241,7 +264,7 @@ class ParquetDataset(IterableDataset[Batch]):
         return rounded
 
     def _to_batch(self, parts: list[_Rows]) -> Batch:
-        lists = [part.lists[feature] for feature in range(len(self.sparse)) for part in parts]
+        lists = [block.lists[feature] for feature in range(len(self.sparse)) for block in parts]
         values = np.concatenate([values[offsets[0] : offsets[-1]] for offsets, values in lists])
         lengths = np.concatenate([np.diff(offsets) for offsets, _ in lists]).astype(
             np.int32, copy=False
@@ -249,9 +272,10 @@ class ParquetDataset(IterableDataset[Batch]):
         kjt = KeyedJaggedTensor(
             self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths)
         )
-        columns = list(map(np.concatenate, zip(*(part.numbers for part in parts), strict=True)))
+        columns = list(map(np.concatenate, zip(*(block.numbers for block in parts), strict=True)))
         size = len(lengths) // len(self.sparse)
-        dense, label = columns[: len(self.dense)], columns[len(self.dense) :]
+        dense = columns[: len(self.dense)]
+        label = columns[len(self.dense) :]
         return Batch(
             torch.from_numpy(np.stack(dense, axis=1)) if dense else torch.zeros(size, 0),
             kjt,
@@ -279,8 +303,10 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ImportError(
             "reading Parquet needs pyarrow: pip install 'tutorec[parquet]'"
         ) from error
+
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give its files, {str(path / '*.parquet')!r}")
+
     try:
         # Not mapped: where a mapped file becomes shorter, reading it ends the process.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -310,10 +336,11 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
         if not glob.has_magic(str(path)) or Path(path).exists():
             files.append(Path(path))
             continue
-        found = sorted(glob.glob(str(path), recursive=True))
-        if not found:
+        matches = sorted(glob.glob(str(path), recursive=True))
+        if not matches:
             raise FileNotFoundError(f"no file fits the pattern {str(path)!r}")
-        files += map(Path, found)
+        files += map(Path, matches)
+
     if not files:
         raise ValueError("no Parquet file given: paths is empty")
     return files
@@ -329,25 +356,29 @@ def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str
             raise ValueError(
                 f"{path}: {count} columns are named '{name}': write the file with a name for each"
             )
-        kind = schema.field(name).type
+
+        dtype = schema.field(name).type
         if i < len(sparse):
-            ids = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
+            ids = dtype.value_type if types.is_list(dtype) or types.is_large_list(dtype) else dtype
             fits = types.is_integer(ids)
             expected = "integers or lists of them (hash other ids first)"
         else:
-            fits = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            fits = types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype)
             expected = "numbers"
+
         if not fits:
-            raise ValueError(f"{path}: column '{name}' holds {kind}, and it must hold {expected}")
+            raise ValueError(f"{path}: column '{name}' holds {dtype}, and it must hold {expected}")
 
 
 def _lists(array: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Offsets [B + 1] and values [N] of a column; a null is an empty list."""
     if hasattr(array, "offsets"):
-        offsets, values = array.offsets.to_numpy(), _without_nulls(array.values, where)
+        offsets = array.offsets.to_numpy()
+        values = _without_nulls(array.values, where)
     else:
         offsets = np.concatenate([[0], np.cumsum(array.is_valid().to_numpy(zero_copy_only=False))])
         values = _without_nulls(array.drop_null(), where)
+
     if values.dtype == np.uint64 and len(values) and values.max() > _LARGEST_ID:
         at = int((values > _LARGEST_ID).argmax())
         row = int(np.searchsorted(offsets, at, side="right")) - 1
@@ -356,6 +387,7 @@ def _lists(array: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
             "column as int64, of `ids % rows` of the table, or of `ids >> 1` for ids that are "
             "hashes"
         )
+
     return offsets, values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
 
 
@@ -373,12 +405,14 @@ def _total(ranges: Iterable[tuple[int, int]]) -> int:
 
 def _part(ranges: Ranges, start: int, stop: int) -> Ranges:
     """The rows start..stop-1 of the ranges, counted from the first one's beginning."""
-    part = []
+    selected = []
     for low, high in ranges:
-        first, last = max(low, low + start), min(high, low + stop)
-        part += [(first, last)] if first < last else []
-        start, stop = start - (high - low), stop - (high - low)
-    return part
+        first = max(low, low + start)
+        last = min(high, low + stop)
+        selected += [(first, last)] if first < last else []
+        start = start - (high - low)
+        stop = stop - (high - low)
+    return selected
 
 
 def _joined(ranges: Ranges) -> Ranges:

@@ -64,8 +64,8 @@ CRITEO_FEATURES: dict[str, list[str]] = {
     "clicked": [f"cat_{i}" for i in range(2, 2 + _CRITEO_CLICKED)],
 }
 
-# how strongly the parts of the truth speak: user with item, recent clicks with item; a third of the
-# rows are clicks
+# Weights of the planted truth: user with item, recent clicks with item. With this bias a third of
+# the rows are clicks.
 _AFFINITY = 1.6
 _RECENT = 0.6
 _BIAS = -1.0
@@ -157,6 +157,7 @@ def shop(
     require_int("shop: max_clicked", max_clicked, 0)
     require_int("shop: seed", seed, 0)
     require_finite("shop: exponent", exponent, 0)
+
     return Shop(
         counts={"train": rows, "test": test_rows},
         table_rows={"user": users, "item": items},
@@ -195,14 +196,17 @@ class Shop:
         self.exponent = exponent
         self.max_clicked = max_clicked
         self.seed = seed
+
         rng = np.random.default_rng([seed, 0])
-        users, items = table_rows["user"], table_rows["item"]
+        users = table_rows["user"]
+        items = table_rows["item"]
         self.hidden_user = _hidden(rng, users, factors)
         self.hidden_item = _hidden(rng, items, factors)
         self._user_liking = 0.4 * rng.standard_normal(users)
         self._item_liking = 0.4 * rng.standard_normal(items)
         self._age = rng.integers(18, 80, users)
         self._price = np.round(np.exp(3.0 + 0.7 * rng.standard_normal(items)), 2)
+
         self._user_draw = _PowerLaw(users, exponent, rng)
         self._item_draw = _PowerLaw(items, exponent, rng)
         self._blocks: OrderedDict[tuple[Split, int], ShopRows] = OrderedDict()
@@ -221,13 +225,14 @@ class Shop:
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
         """Rows start..stop-1 of a split, as columns."""
         self._check_rows(start, stop, split)
-        parts = []
+        blocks = []
         for block in range(start // _BLOCK_ROWS, max(start, stop - 1) // _BLOCK_ROWS + 1):
             base = block * _BLOCK_ROWS
-            parts.append(
+            blocks.append(
                 self._block(split, block).slice(max(start - base, 0), min(stop - base, _BLOCK_ROWS))
             )
-        return ShopRows.concat(parts)
+
+        return ShopRows.concat(blocks)
 
     def batches(
         self,
@@ -294,6 +299,7 @@ class Shop:
         hours = 0.5 * np.cos((np.arange(24) - 20) * (2 * math.pi / 24))
         discounts = 2.0 * (np.arange(11) * 0.05 - 0.25)
         terms = (hours[:, None] + discounts).reshape(-1)
+
         known = (
             _BIAS
             + self._taste(rows.user, rows.clicked, rows.clicked_lengths, rows.dwell)
@@ -301,7 +307,7 @@ class Shop:
             + self._user_liking[rows.user][:, None]
             + self._item_liking
         )
-        # a function of one number: between points of a fine grid it is a straight line
+        # A function of one number: between points of a fine grid it is almost a straight line.
         grid = np.linspace(known.min(), known.max(), 2000)
         chance = np.interp(
             known, grid, (1.0 / (1.0 + np.exp(-(grid[:, None] + terms)))).mean(axis=1)
@@ -341,6 +347,7 @@ class Shop:
             lines.append(
                 [*ids, f"{hour:.0f}", f"{price:.2f}", f"{age:.0f}", f"{100 * discount:.0f} %"]
             )
+
         widths = [max(len(line[c]) for line in lines) for c in range(len(titles))]
         return "\n".join(
             "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -389,17 +396,20 @@ class Shop:
             )
             if len(self._blocks) > _CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
+
         self._blocks.move_to_end(key)
         return self._blocks[key]
 
     def _generate(self, rng: np.random.Generator) -> ShopRows:
-        b = _BLOCK_ROWS
-        user, item = self._user_draw(rng, b), self._item_draw(rng, b)
-        lengths = np.minimum(rng.geometric(0.25, b) - 1, self.max_clicked)
+        count = _BLOCK_ROWS
+        user = self._user_draw(rng, count)
+        item = self._item_draw(rng, count)
+        lengths = np.minimum(rng.geometric(0.25, count) - 1, self.max_clicked)
         clicked = self._recent_clicks(rng, np.repeat(user, lengths))
         dwell = _shares(rng.exponential(1.0, len(clicked)) + 0.25, lengths)
-        hour = rng.integers(0, 24, b)
-        discount = rng.integers(0, 11, b) * 0.05
+
+        hour = rng.integers(0, 24, count)
+        discount = rng.integers(0, 11, count) * 0.05
         taste = self._taste(user, clicked, lengths, dwell)
         logit = (
             _BIAS
@@ -409,11 +419,13 @@ class Shop:
             + 0.5 * np.cos((hour - 20) * (2 * math.pi / 24))
             + 2.0 * (discount - 0.25)
         )
+
         probability = 1.0 / (1.0 + np.exp(-logit))
         dense = np.stack([hour, self._price[item], self._age[user], discount], axis=1).astype(
             np.float32
         )
-        label = (rng.random(b) < probability).astype(np.int64)
+        label = (rng.random(count) < probability).astype(np.int64)
+
         return ShopRows(
             user, item, clicked, lengths, dwell.astype(np.float32), dense, probability, label
         )
@@ -451,7 +463,7 @@ class _PowerLaw:
         self._cdf = np.cumsum(mass) / mass.sum()
         self._cdf[-1] = 1.0
         self._id_of_rank = rng.permutation(n)
-        # how often each id is drawn
+        # The share of draws that is each id.
         self.share = np.empty(n)
         self.share[self._id_of_rank] = mass / mass.sum()
 
@@ -472,11 +484,14 @@ def _shares(amounts: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray
 
 
 def _to_batch(rows: ShopRows, weighted: bool) -> Batch:
-    b = len(rows)
-    ones = np.ones(b, dtype=np.int64)
-    weights = np.concatenate([np.ones(2 * b, dtype=np.float32), rows.dwell]) if weighted else None
+    count = len(rows)
+    ones = np.ones(count, dtype=np.int64)
+    weights = (
+        np.concatenate([np.ones(2 * count, dtype=np.float32), rows.dwell]) if weighted else None
+    )
+
     hour, price, age, discount = rows.dense.T
-    # centred and scaled: a model should not have to learn the units first
+    # Centred and scaled: a model should not have to learn the units first.
     dense = np.stack(
         [
             (hour - 11.5) / 6.9,
@@ -494,31 +509,38 @@ def _to_batch(rows: ShopRows, weighted: bool) -> Batch:
         ),
     )
     labels = torch.from_numpy(rows.label.astype(np.float32))
+
     return Batch(torch.from_numpy(np.ascontiguousarray(dense.T, dtype=np.float32)), kjt, labels)
 
 
 def _criteo_columns(rows: ShopRows) -> CriteoColumns:
     """The shop's columns laid out as write_criteo documents."""
-    b = len(rows)
+    count = len(rows)
     ints, cats = (
-        np.zeros((b, columns), np.int64) for columns in (INT_FEATURE_COUNT, CAT_FEATURE_COUNT)
+        np.zeros((count, columns), np.int64) for columns in (INT_FEATURE_COUNT, CAT_FEATURE_COUNT)
     )
-    ints_known, cats_known = ints.astype(bool), cats.astype(bool)
+    ints_known = ints.astype(bool)
+    cats_known = cats.astype(bool)
+
     hour, price, age, discount = rows.dense.T
     ints[:, :5] = np.rint(
         np.stack([hour, price * 100, age, discount * 100, rows.clicked_lengths], axis=1)
     )
     ints_known[:, :5] = True
-    cats[:, 0], cats[:, 1] = rows.user, rows.item
+    cats[:, 0] = rows.user
+    cats[:, 1] = rows.item
     cats_known[:, :2] = True
-    row = np.repeat(np.arange(b), rows.clicked_lengths)
-    place = np.arange(len(row)) - np.repeat(
+
+    row = np.repeat(np.arange(count), rows.clicked_lengths)
+    column = np.arange(len(row)) - np.repeat(
         np.cumsum(rows.clicked_lengths) - rows.clicked_lengths, rows.clicked_lengths
     )
-    kept = place < _CRITEO_CLICKED
-    row, place = row[kept], place[kept]
-    ints[row, 5 + place] = np.rint(rows.dwell[kept] * 100)
-    ints_known[row, 5 + place] = True
-    cats[row, 2 + place] = rows.clicked[kept]
-    cats_known[row, 2 + place] = True
+    fits = column < _CRITEO_CLICKED
+    row = row[fits]
+    column = column[fits]
+    ints[row, 5 + column] = np.rint(rows.dwell[fits] * 100)
+    ints_known[row, 5 + column] = True
+    cats[row, 2 + column] = rows.clicked[fits]
+    cats_known[row, 2 + column] = True
+
     return CriteoColumns(rows.label, ints, ints_known, cats, cats_known)

@@ -76,18 +76,22 @@ class RandomRecDataset(IterableDataset[Batch]):
                 raise ValueError(
                     f"{name} has {len(numbers)} number(s), and there are {len(keys)} keys"
                 )
+
         self._features = list(zip(keys, *per_key.values(), strict=True))
         for key, _, most, least in self._features:
             if least > most:
                 raise ValueError(
                     f"feature '{key}': bags of at least {least} and at most {most} ids"
                 )
+
         if num_generated_batches == 0:
             raise ValueError(
                 "num_generated_batches=0 leaves no batch to repeat: use 1 or more, or -1 for "
                 "new ones"
             )
-        self._batch_size, self._num_dense = batch_size, num_dense
+
+        self._batch_size = batch_size
+        self._num_dense = num_dense
         self._generator = (
             None if manual_seed is None else torch.Generator().manual_seed(manual_seed)
         )
@@ -95,8 +99,10 @@ class RandomRecDataset(IterableDataset[Batch]):
         self.num_batches = num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        made = self._generated
-        batches = (made[i % len(made)] if made else self._generate() for i in count())
+        generated = self._generated
+        batches = (
+            generated[i % len(generated)] if generated else self._generate() for i in count()
+        )
         return islice(batches, self.num_batches)
 
     def __len__(self) -> int:
@@ -107,12 +113,16 @@ class RandomRecDataset(IterableDataset[Batch]):
         return self.num_batches
 
     def _generate(self) -> Batch:
-        values, lengths, size, generator = [], [], (self._batch_size,), self._generator
+        values = []
+        lengths = []
+        size = (self._batch_size,)
+        generator = self._generator
         for _, rows, most, least in self._features:
             lengths.append(
                 torch.randint(least, most + 1, size, dtype=torch.int32, generator=generator)
             )
             values.append(torch.randint(rows, (int(lengths[-1].sum()),), generator=generator))
+
         kjt = KeyedJaggedTensor.from_lengths_sync(
             [key for key, *_ in self._features], torch.cat(values), lengths=torch.cat(lengths)
         )

@@ -19,7 +19,9 @@ from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _FOLLOWERS = np.array([0.4, 0.25, 0.15, 0.12, 0.08])  # how often each follower of an item comes
-_AFTER_ONE, _AFTER_TWO = 0.5, 0.3  # by the last item, by the one before it; else by popularity
+# A step follows the last item, or the one before it; else it is drawn by popularity.
+_AFTER_ONE = 0.5
+_AFTER_TWO = 0.3
 
 
 class Sessions:
@@ -53,13 +55,17 @@ class Sessions:
         least = {"items": len(_FOLLOWERS), "rows": 1, "test_rows": 1, "longest": 2, "seed": 0}
         for name, number in zip(least, (items, rows, test_rows, longest, seed), strict=True):
             require_int(f"Sessions: {name}", number, least[name])
-        self.items, self.longest, self.seed = items, longest, seed
+
+        self.items = items
+        self.longest = longest
+        self.seed = seed
         rng = np.random.default_rng([seed, 0])
-        # [items, 5]: different followers for each item
+        # Different followers for each item, [items, 5].
         self._after_one, self._after_two = (
             np.stack([rng.choice(items, len(_FOLLOWERS), replace=False) for _ in range(items)])
             for _ in range(2)
         )
+
         weights = np.arange(1, items + 1) ** -0.8
         self._popular = rng.permutation(weights / weights.sum())
         self._split = {"train": self._walk(rows, 1), "test": self._walk(test_rows, 2)}
@@ -98,11 +104,11 @@ class Sessions:
         walks, lengths = self._split[split]
 
         def read(first: int, stop: int) -> Batch:
-            # a history ends in the column before the last
+            # A history ends in the column before the last.
             columns = np.arange(self.longest)
-            held = columns >= self.longest - lengths[first:stop, None]
+            is_item = columns >= self.longest - lengths[first:stop, None]
             ids = torch.from_numpy(
-                np.concatenate([walks[first:stop, :-1][held], walks[first:stop, -1]])
+                np.concatenate([walks[first:stop, :-1][is_item], walks[first:stop, -1]])
             )
             counts = torch.from_numpy(
                 np.concatenate([lengths[first:stop], np.ones(stop - first, dtype=np.int64)])
@@ -115,10 +121,11 @@ class Sessions:
     def best_recall(self, k: int) -> float:
         """Share of held-out sessions whose next item is among the k likeliest of the model."""
         walks, _ = self._split["test"]
+
         rows = np.arange(len(walks))[:, None]
-        # [rows, items]
+        # The probability of each next item, [rows, items].
         chance = np.tile((1 - _AFTER_ONE - _AFTER_TWO) * self._popular, (len(walks), 1))
-        # an item's followers differ, so no entry is added to twice
+        # An item's followers differ, so no entry is added to twice.
         chance[rows, self._after_one[walks[:, -2]]] += _AFTER_ONE * _FOLLOWERS
         chance[rows, self._after_two[walks[:, -3]]] += _AFTER_TWO * _FOLLOWERS
         best = np.argsort(-chance, axis=1, kind="stable")[:, :k]
@@ -127,12 +134,16 @@ class Sessions:
     def _walk(self, rows: int, stream: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items [rows, longest + 1], the next item last, and the length [rows] of each history."""
         rng = np.random.default_rng([self.seed, stream])
-        # what chance would show
+        # Items by popularity alone; steps overwrite those that follow another item.
         walks = rng.choice(self.items, (rows, self.longest + 1), p=self._popular)
         for step in range(2, self.longest + 1):
-            which = rng.choice(len(_FOLLOWERS), rows, p=_FOLLOWERS)
+            follower = rng.choice(len(_FOLLOWERS), rows, p=_FOLLOWERS)
             draw = rng.random(rows)
-            one, two = draw < _AFTER_ONE, (draw >= _AFTER_ONE) & (draw < _AFTER_ONE + _AFTER_TWO)
-            walks[one, step] = self._after_one[walks[one, step - 1], which[one]]
-            walks[two, step] = self._after_two[walks[two, step - 2], which[two]]
+            by_last = draw < _AFTER_ONE
+            by_earlier = (draw >= _AFTER_ONE) & (draw < _AFTER_ONE + _AFTER_TWO)
+            walks[by_last, step] = self._after_one[walks[by_last, step - 1], follower[by_last]]
+            walks[by_earlier, step] = self._after_two[
+                walks[by_earlier, step - 2], follower[by_earlier]
+            ]
+
         return walks, rng.integers(2, self.longest + 1, rows)

@@ -19,7 +19,9 @@ from tutorec.datasets.utils import Batch
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-_BIAS, _AFFINITY, _LIKING = -1.0, 1.6, 0.4
+_BIAS = -1.0
+_AFFINITY = 1.6
+_LIKING = 0.4
 _LARGEST_ID = 2**62
 
 
@@ -84,17 +86,22 @@ class TurningShop:
             raise ValueError(
                 f"TurningShop: turnover={turnover}; it is a share of the products, between 0 and 1"
             )
-        self.days, self.visits = days, visits
+
+        self.days = days
+        self.visits = visits
+
         rng = np.random.default_rng([seed, 0])
         born = round(turnover * products)
-        places = np.tile(np.arange(products), (days, 1))
+        product_of_column = np.tile(np.arange(products), (days, 1))
         for day in range(1, days):
             replaced = rng.choice(products, born, replace=False)
-            places[day:, replaced] = products + born * (day - 1) + np.arange(born)
+            product_of_column[day:, replaced] = products + born * (day - 1) + np.arange(born)
+
         ids = rng.integers(0, _LARGEST_ID, products + born * (days - 1))
         mass = rng.permutation(np.arange(1, products + 1) ** -float(exponent))
-        self.catalogue = torch.from_numpy(ids[places])
+        self.catalogue = torch.from_numpy(ids[product_of_column])
         self.share = torch.from_numpy(mass / mass.sum())
+
         hidden = [rng.standard_normal((count, factors)) for count in (users, len(ids))]
         liking = [_LIKING * rng.standard_normal(count) for count in (users, len(ids))]
         scale = _AFFINITY / np.sqrt(factors)
@@ -102,7 +109,7 @@ class TurningShop:
         for day in range(days):
             user = rng.integers(0, users, visits)
             column = rng.choice(products, visits, p=self.share.numpy())
-            product = places[day, column]
+            product = product_of_column[day, column]
             affinity = scale * np.einsum("vf,vf->v", hidden[0][user], hidden[1][product])
             probability = 1 / (
                 1 + np.exp(-(_BIAS + affinity + liking[0][user] + liking[1][product]))
@@ -115,16 +122,16 @@ class TurningShop:
     def batches(self, day: int, batch_size: int) -> Iterator[Batch]:
         """Batches of B visits of a day, in order: ids 'user' and 'item', labels [B], no dense."""
         user, item, _, label = self._visits[day]
-        for parts in zip(
+        for columns in zip(
             *(column.split(batch_size) for column in (user, item, label)), strict=True
         ):
-            count = len(parts[2])
+            count = len(columns[2])
             features = KeyedJaggedTensor(
                 ["user", "item"],
-                torch.cat(parts[:2]),
+                torch.cat(columns[:2]),
                 lengths=torch.ones(2 * count, dtype=torch.int32),
             )
-            yield Batch(torch.empty(count, 0), features, parts[2])
+            yield Batch(torch.empty(count, 0), features, columns[2])
 
     def labels(self, day: int) -> Tensor:
         """1.0 for a click, of each visit of a day [visits]."""

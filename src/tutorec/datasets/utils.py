@@ -1,4 +1,4 @@
-"""Batch, how the rows of a data set are dealt out to ranks, and TorchRec's pipes of samples.
+"""Batch, how the rows of a data set are divided between ranks, and TorchRec's pipes of samples.
 
 A pipe is a ``torch.utils.data.IterDataPipe``, so that torch's own ones (``map``, ``batch``,
 ``collate``) take it.
@@ -102,16 +102,16 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
-        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
+        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self._parts()))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` uses this batch's memory (CUDA)."""
-        for part in self._parts():
-            part.record_stream(stream)
+        for tensor in self._parts():
+            tensor.record_stream(stream)
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which copies to a GPU need not wait."""
-        return Batch(*(part.pin_memory() for part in self._parts()))
+        return Batch(*(tensor.pin_memory() for tensor in self._parts()))
 
     def _parts(self) -> tuple[Any, ...]:
         return self.dense_features, self.sparse_features, self.labels
@@ -224,11 +224,17 @@ class RowBatches(Iterator[Batch]):
         drop_last: bool = False,
         start: int = 0,
     ) -> None:
-        # refuses what cannot be dealt out
+        # Refuse what cannot be divided between the ranks.
         rank_slices(rows, batch_size, rank, world_size, drop_last)
-        self._read, self._rows, self._epochs = read, int(rows), require_int("epochs", epochs, 0)
-        self._batch_size, self._rank, self._world_size = int(batch_size), int(rank), int(world_size)
+
+        self._read = read
+        self._rows = int(rows)
+        self._epochs = require_int("epochs", epochs, 0)
+        self._batch_size = int(batch_size)
+        self._rank = int(rank)
+        self._world_size = int(world_size)
         self._drop_last = drop_last
+
         # Python's own: a checkpoint writes it as JSON, which knows no numbers of numpy.
         self.position: int = require_int(
             f"position in {epochs} epoch(s) of {rows} rows: start", start, 0, epochs * rows
@@ -247,32 +253,39 @@ class RowBatches(Iterator[Batch]):
 
     def map(self, change: Callable[[Batch], Batch]) -> RowBatches:
         """The remaining batches, each passed through a function, for example moved to a device."""
-        read, changed = self._read, copy(self)
+        read = self._read
+        changed = copy(self)
         changed._read = lambda first, stop: change(read(first, stop))
-        changed._positions, changed._steps = [self.position], changed._left()
+        changed._positions = [self.position]
+        changed._steps = changed._left()
         return changed
 
     def __length_hint__(self) -> int:
         """The steps that are left; an epoch that another world began may have one less."""
-        epoch, done = divmod(self.position, self._rows)
+        epoch, rows_done = divmod(self.position, self._rows)
         step = self._batch_size * self._world_size
-        whole = len(step_slices(self._rows, self._batch_size, self._world_size, self._drop_last))
-        return max((self._epochs - epoch) * whole - done // step, 0)
+        steps_per_epoch = len(
+            step_slices(self._rows, self._batch_size, self._world_size, self._drop_last)
+        )
+        return max((self._epochs - epoch) * steps_per_epoch - rows_done // step, 0)
 
     def _left(self) -> Iterator[tuple[int, int, int]]:
         """For each step that is left, the position after it and the rows of this rank in it."""
         while self.position < self._epochs * self._rows:
-            base, done = self.position, self.position % self._rows
-            left, step = self._rows - done, self._batch_size * self._world_size
-            if done and left < (step if self._drop_last else self._world_size):
-                self.position += left  # not one step more: on to the next epoch
+            base = self.position
+            rows_done = self.position % self._rows
+            rows_left = self._rows - rows_done
+            rows_of_step = self._batch_size * self._world_size
+            if rows_done and rows_left < (rows_of_step if self._drop_last else self._world_size):
+                self.position += rows_left  # not one step more: on to the next epoch
                 continue
-            steps = step_slices(left, self._batch_size, self._world_size, self._drop_last)
-            # what the last step leaves out is behind us, too
-            ends = [*(of_ranks[-1][1] for of_ranks in steps[:-1]), left]
-            for end, of_ranks in zip(ends, steps, strict=True):
-                start, stop = of_ranks[self._rank]
-                yield base + end, done + start, done + stop
+
+            steps = step_slices(rows_left, self._batch_size, self._world_size, self._drop_last)
+            # The rows that the last step leaves out count as passed, too.
+            ends = [*(rank_ranges[-1][1] for rank_ranges in steps[:-1]), rows_left]
+            for end, rank_ranges in zip(ends, steps, strict=True):
+                start, stop = rank_ranges[self._rank]
+                yield base + end, rows_done + start, rows_done + stop
 
 
 def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
@@ -283,8 +296,8 @@ def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
         >>> split_evenly(0, 7, 3)
         [(0, 3), (3, 5), (5, 7)]
     """
-    each, more = divmod(stop - start, parts)
-    ends = [start + part * each + min(part, more) for part in range(parts + 1)]
+    size, larger = divmod(stop - start, parts)
+    ends = [start + index * size + min(index, larger) for index in range(parts + 1)]
     return list(pairwise(ends))
 
 
@@ -294,6 +307,7 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
     require_int("batch_size", batch_size, 1)
     require_int("world_size", world_size, 1)
     ends = [*range(0, rows + 1, batch_size * world_size)]
+
     rest = rows - ends[-1]
     if rest and not drop_last:
         ends[len(ends) if rest >= world_size else -1 :] = [rows]
@@ -365,7 +379,10 @@ class LoadFiles(IterDataPipe):
     ) -> None:
         super().__init__()
         require_one_of("LoadFiles: mode", mode, ("b", "t", "rb", "rt", "r"))
-        self.datapipe, self.mode, self.length, self.open_kw = datapipe, mode, length, open_kw
+        self.datapipe = datapipe
+        self.mode = mode
+        self.length = length
+        self.open_kw = open_kw
         self._open = opener(path_manager_key)
 
     def __iter__(self) -> Iterator[Any]:
@@ -393,7 +410,9 @@ class ReadLinesFromCSV(IterDataPipe):
 
     def __init__(self, datapipe: Iterable[Any], skip_first_line: bool = False, **kw: Any) -> None:
         super().__init__()
-        self.datapipe, self.skip_first_line, self.kw = datapipe, skip_first_line, kw
+        self.datapipe = datapipe
+        self.skip_first_line = skip_first_line
+        self.kw = kw
 
     def __iter__(self) -> Iterator[list[str]]:
         for _, file in self.datapipe:
@@ -406,7 +425,8 @@ class Limit(IterDataPipe):
 
     def __init__(self, datapipe: Iterable[Any], limit: int) -> None:
         super().__init__()
-        self.datapipe, self.limit = datapipe, limit
+        self.datapipe = datapipe
+        self.limit = limit
 
     def __iter__(self) -> Iterator[Any]:
         return islice(self.datapipe, self.limit)
@@ -434,7 +454,8 @@ class ParallelReadConcat(IterDataPipe):
         dp_selector: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        self.datapipes, self.dp_selector = datapipes, dp_selector or _of_worker
+        self.datapipes = datapipes
+        self.dp_selector = dp_selector or _of_worker
 
     def __iter__(self) -> Iterator[Any]:
         for pipe in self.dp_selector(self.datapipes):
@@ -509,7 +530,7 @@ def idx_split_train_val(
         >>> list(train)[-3:], list(val)
         ([15, 16, 17], [8, 9, 18, 19])
     """
-    # begun anew in each pass, like the one that draws
+    # The rule begins again in each pass, like the random one.
     rule = partial(partial, train_filter, key_fn, train_perc, decimal_places)
     return _two_parts(datapipe, train_perc, rule)
 
@@ -554,13 +575,15 @@ def _two_parts(
 
 
 class _Part(IterDataPipe):
-    """The samples for which a rule says ``kept``; the rule starts anew in every pass."""
+    """The samples for which a rule says ``kept``; the rule begins again in every pass."""
 
     def __init__(
         self, datapipe: Iterable[Any], rule: Callable[[], Callable[[int], bool]], kept: bool
     ) -> None:
         super().__init__()
-        self.datapipe, self.rule, self.kept = datapipe, rule, kept
+        self.datapipe = datapipe
+        self.rule = rule
+        self.kept = kept
 
     def __iter__(self) -> Iterator[Any]:
         in_training = self.rule()

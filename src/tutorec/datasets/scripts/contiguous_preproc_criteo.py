@@ -25,6 +25,7 @@ def main(argv: list[str]) -> None:
         "--frequency_threshold", type=int, default=0, help="ids that occur less often become 1"
     )
     args = parser.parse_args(argv)
+
     files = [f"{args.input_dir}/day_{day}_sparse.npy" for day in range(DAYS)]
     BinaryCriteoUtils.sparse_to_contiguous(files, args.output_dir, args.frequency_threshold)
     print(f"{len(files)} files of contiguous ids in {args.output_dir}", flush=True)

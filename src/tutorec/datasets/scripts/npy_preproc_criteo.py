@@ -25,12 +25,13 @@ def main(argv: list[str]) -> None:
     )
     args = parser.parse_args(argv)
     kaggle = args.dataset_name == "criteo_kaggle"
+
     for name in ["train.txt", "test.txt"] if kaggle else [f"day_{day}" for day in range(DAYS)]:
         source = Path(args.input_dir) / name
         if source.exists():
             outputs = [
-                f"{args.output_dir}/{source.stem}_{part}.npy"
-                for part in ("dense", "sparse", "labels")
+                f"{args.output_dir}/{source.stem}_{array_name}.npy"
+                for array_name in ("dense", "sparse", "labels")
             ]
             BinaryCriteoUtils.tsv_to_npys(str(source), *outputs, dataset_name=args.dataset_name)
             print(f"{source}: {', '.join(outputs)}", flush=True)

@@ -32,6 +32,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--random_seed", type=int, default=0)
     args = vars(parser.parse_args(argv))
+
     labels = args["input_dir_labels_and_dense"]
     rows = {
         day: BinaryCriteoUtils.get_shape_from_npy(f"{labels}/day_{day}_labels.npy")[0]

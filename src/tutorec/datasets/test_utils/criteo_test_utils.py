@@ -55,6 +55,7 @@ class CriteoTest(unittest.TestCase):
         """Fail unless the sample has all columns, with values that the files here hold."""
         names = ["label"] * train + DEFAULT_INT_NAMES + DEFAULT_CAT_NAMES
         assert sorted(sample) == sorted(names), f"the columns are {list(sample)}"
+
         ranges = [self.LABEL_VAL_RANGE] * train + [self.INT_VAL_RANGE] * self.INT_FEATURE_COUNT
         for name, (low, high) in zip(names, ranges, strict=False):
             assert low <= sample[name] <= high, f"{name} is {sample[name]}"
@@ -87,11 +88,12 @@ class CriteoTest(unittest.TestCase):
         if labels is None:
             labels = drawn(cls.LABEL_VAL_RANGE, 1)
         arrays = {"dense": dense, "sparse": sparse, "labels": labels}
-        wanted = generate_dense, generate_sparse, generate_labels
+        is_generated = generate_dense, generate_sparse, generate_labels
+
         with tempfile.TemporaryDirectory() as folder:
             paths: list[str] = []
             for name in [filename] if filenames is None else filenames:
-                for part, array in compress(arrays.items(), wanted):
-                    paths.append(f"{folder}/{name}_{part}.npy")
+                for array_name, array in compress(arrays.items(), is_generated):
+                    paths.append(f"{folder}/{name}_{array_name}.npy")
                     np.save(paths[-1], array)
             yield tuple(paths)
