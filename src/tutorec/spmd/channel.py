@@ -51,6 +51,7 @@ class Channel:
             self._unsent.append(memoryview(header + message))
         else:
             self._unsent += memoryview(header), memoryview(message)
+
         return self.send()
 
     def send(self) -> bool:
@@ -68,6 +69,7 @@ class Channel:
                 del self._unsent[0]
         except BlockingIOError:
             return False
+
         return True
 
     def receive(self) -> bytes | memoryview | None:
@@ -79,16 +81,18 @@ class Channel:
         message = self._complete()
         if message is not None:
             return message
+
         try:
             if self._message is None:
-                part = self._socket.recv(_READ_BYTES)
-                count = len(part)
-                self._came += part
+                data = self._socket.recv(_READ_BYTES)
+                count = len(data)
+                self._came += data
             else:
                 count = self._socket.recv_into(self._message[self._filled :])
                 self._filled += count
         except BlockingIOError:
             return None
+
         if not count:
             raise ConnectionError("the rank has closed its connection")
         return self._complete()
@@ -96,6 +100,7 @@ class Channel:
     def _complete(self) -> bytes | memoryview | None:
         if self._message is None and not self._take_length():
             return None
+
         assert self._message is not None, "its length is known"
         if self._filled < len(self._message):
             return None
@@ -107,17 +112,21 @@ class Channel:
         """Look for a length in what has come, and make room for its message."""
         if len(self._came) < _SHORT.size:
             return False
-        (size,), start = _SHORT.unpack_from(self._came), _SHORT.size
+
+        (size,) = _SHORT.unpack_from(self._came)
+        start = _SHORT.size
         if size == -1:
             if len(self._came) < start + _LONG.size:
                 return False
-            (size,), start = _LONG.unpack_from(self._came, start), start + _LONG.size
+            (size,) = _LONG.unpack_from(self._came, start)
+            start = start + _LONG.size
+
         if size < 0:
             raise ConnectionError("something else than a rank's messages has come")
         self._message = memoryview(bytearray(size))
-        part = self._came[start : start + size]
-        self._filled = len(part)
-        self._message[: self._filled] = part
+        data = self._came[start : start + size]
+        self._filled = len(data)
+        self._message[: self._filled] = data
         del self._came[: start + self._filled]
         return True
 
@@ -145,9 +154,12 @@ def listener(folder: str) -> socket.socket:
     """A listening socket in ``folder`` if the system has such, else on a free local port."""
     path = os.path.join(folder, "socket")
     if hasattr(socket, "AF_UNIX") and sys.platform != "win32" and len(os.fsencode(path)) < 100:
-        sock, address = socket.socket(socket.AF_UNIX), path
+        sock = socket.socket(socket.AF_UNIX)
+        address = path
     else:
-        sock, address = socket.socket(socket.AF_INET), ("127.0.0.1", 0)
+        sock = socket.socket(socket.AF_INET)
+        address = ("127.0.0.1", 0)
+
     sock.bind(address)
     sock.listen(4096)  # The system lowers it to what it has.
     return sock

@@ -39,7 +39,8 @@ def device() -> torch.device:
         return torch.device("cpu")
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is not None:
-        on_gpu, index = backend_for(group, "cuda") == "nccl", torch.cuda.current_device()
+        on_gpu = backend_for(group, "cuda") == "nccl"
+        index = torch.cuda.current_device()
     else:
         index = int(os.environ["LOCAL_RANK"]) if under_torchrun() else torch.cuda.current_device()
         ranks_here = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else 1
@@ -77,7 +78,7 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
         gpu: Index of this rank's GPU, from :func:`own_gpu`.
 
     Raises:
-        ValueError: ``"nccl"`` is asked for and there are fewer GPUs than ranks.
+        ValueError: the backend is ``"nccl"``, and there are fewer GPUs than ranks.
     """
     import torch
 
@@ -87,6 +88,7 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
     store.set(f"GPU of rank {rank}", uuid)
     if not uuid and backend != "nccl":
         return "gloo"
+
     gpus = {store.get(f"GPU of rank {other}") for other in range(world_size)} - {b""}
     if len(gpus) == world_size:
         return BOTH_BACKENDS

@@ -64,6 +64,7 @@ def below_the_pool(error: BaseException) -> TracebackType | None:
         if not (_is_harness(path) or in_stdlib or (installed and _PICKLES.search(path))):
             break
         trace = trace.tb_next
+
     return trace
 
 
@@ -72,7 +73,7 @@ def _is_harness(filename: str) -> bool:
 
 
 def whereabouts(frame: FrameType | None, in_a_run: bool = True) -> dict[str, Any]:
-    """Where a thread stands: its stack as text, and the collective that it is inside of, if any.
+    """Where a thread is: its stack as text, and the collective that it is inside of, if any.
 
     Args:
         frame: Of the thread.
@@ -98,10 +99,15 @@ def _standing(frames: list[traceback.FrameSummary], waits: str | None) -> dict[s
     ]
     collective = inside[0].name if inside else waits
     # torch's own frames below the call say nothing about the caller's code.
-    shown = (
+    visible = (
         frames if not inside else [e for e in frames if _DISTRIBUTED not in e.filename] + inside[:1]
     )
-    return {"busy": True, "stack": "".join(traceback.format_list(shown)), "collective": collective}
+
+    return {
+        "busy": True,
+        "stack": "".join(traceback.format_list(visible)),
+        "collective": collective,
+    }
 
 
 def _called_wait(frame: FrameType) -> str | None:
@@ -112,6 +118,7 @@ def _called_wait(frame: FrameType) -> str | None:
             break
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             name = instruction.argval
+
     return "wait" if name == "wait" else None
 
 
@@ -123,12 +130,14 @@ def scrub(text: str) -> str:
         >>> print(scrub(f'  File "{packages}/torch/nn/x.py", line 7, in forward'))
           File "torch/nn/x.py", line 7, in forward
     """
-    lines, out = text.splitlines(), []
+    lines = text.splitlines()
+    out = []
     for index, line in enumerate(lines):
         match = _FILE_LINE.match(line)
         if match is None:
             out.append(line.replace("__main__.", ""))
             continue
+
         indent, path, number, name = match.groups()
         out.append(f"{indent}{_short_name(path)}, line {number}{name or ''}")
         has_source = index + 1 < len(lines) and lines[index + 1].startswith(indent + "  ")
@@ -136,6 +145,7 @@ def scrub(text: str) -> str:
         source = "" if has_source else linecache.getline(path, int(number)).strip()
         if source:
             out.append(f"{indent}  {source}")
+
     return "\n".join(out)
 
 
@@ -145,6 +155,7 @@ def _short_name(path: str) -> str:
         return _cell_name(path)
     if path.startswith("<"):
         return f'File "{path}"'
+
     installed = _PACKAGES.match(path)
     if installed:
         short = path[installed.end() :]
@@ -156,6 +167,7 @@ def _short_name(path: str) -> str:
         short = os.path.relpath(path, working_folder())
     else:
         short = os.path.join(*path.split(os.sep)[-2:])
+
     return f'File "{short}"'
 
 
@@ -171,10 +183,11 @@ def _cell_name(path: str) -> str:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     try:
-        kind, number = shell.compile.format_code_name(path)  # pyright: ignore[reportOptionalMemberAccess]
+        label, number = shell.compile.format_code_name(path)  # pyright: ignore[reportOptionalMemberAccess]
     except (AttributeError, TypeError, ValueError):
         return "Cell"
-    return f"{kind} {number}"
+
+    return f"{label} {number}"
 
 
 def is_peer_loss(failure: Mapping[str, Any]) -> bool:
@@ -204,6 +217,7 @@ def first_failure(failures: Mapping[int, Mapping[str, Any]]) -> int:
             if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
         ]
         severity = 0 if failure["kind"] == "death" else 2 if is_peer_loss(failure) else 1
+
         return severity, min(same), rank
 
     return min(failures, key=order)
@@ -261,6 +275,7 @@ def death_message(rank: int, code: int | None, doing: str, server_end: str = "")
         how = "its process still runs but no longer talks to its caller"
     else:
         how = f"its process {ending(code)} and no exception"
+
     return f"rank {rank} died in {doing}: {how}"
 
 
@@ -292,6 +307,7 @@ def end_message(rank: int, timeout: float, place: Mapping[str, Any] | None) -> s
         where = "it waited for its " + "\nand for its ".join(stacks)
     else:
         where = f"it was here:\n{_place(place)}"
+
     return (
         f"rank {rank} did not end within {timeout:g} s of close() and was killed, so what it had "
         f"not written is lost: {where}\n"
@@ -338,6 +354,7 @@ def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
             memory[start : start + PROGRESS_BYTES].decode(errors="replace").strip("\0 ").split("|")
         )
         progress[rank] = Progress(int(begun or 0), tuple(latest))
+
     return progress
 
 
@@ -364,8 +381,10 @@ def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
             skipped = [rank for rank, stage in stages.items() if not stage.endswith("gradients")]
             if len(skipped) == len(stages):
                 return f"exchange {number} was {where}", []
+
             who = ", ".join(map(str, skipped))
             return f"exchange {number} was {where}: rank {who} skipped a backward", skipped
+
     if len({progress.begun for progress in ranks.values()}) > 1:
         counts = (
             f"rank {rank} had begun {progress.begun} exchanges, the last for "
@@ -406,13 +425,13 @@ def stall_message(
     Returns:
         The rank to blame and the message.
     """
-    silent = [rank for rank, place in places.items() if place is None]
+    silent = [rank for rank, state in places.items() if state is None]
     waiting = {
-        rank: place for rank, place in places.items() if place is not None and place["collective"]
+        rank: state for rank, state in places.items() if state is not None and state["collective"]
     }
     late = [rank for rank in transfers if rank not in silent]
     stalled = [rank for rank in places if rank not in {*waiting, *silent, *late}]
-    done = [rank for rank in range(world_size) if rank not in places]
+    returned = [rank for rank in range(world_size) if rank not in places]
     lines = []
     if silent:
         lines.append(
@@ -428,17 +447,19 @@ def stall_message(
             "send and return less, leave it on the ranks with world.keep, or give Ranks more "
             "seconds (timeout)"
         )
+
     if not lines:
-        lines.append(_uneven(doing, timeout, waiting, done))
+        lines.append(_uneven(doing, timeout, waiting, returned))
     lines += [f"rank {rank}: {transfer}" for rank, transfer in transfers.items()]
     for rank in stalled:
         lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
-    for rank, place in waiting.items():
-        count = place.get("collectives")
+    for rank, state in waiting.items():
+        count = state.get("collectives")
         begun = f" (operation {count} of its group)" if count is not None else ""
-        lines.append(f"rank {rank} only waits, in {place['collective']}{begun}:\n{_place(place)}")
-    if done and (silent or stalled or late):
-        lines.append(f"{named_ranks(done)} had returned")
+        lines.append(f"rank {rank} only waits, in {state['collective']}{begun}:\n{_place(state)}")
+
+    if returned and (silent or stalled or late):
+        lines.append(f"{named_ranks(returned)} had returned")
     return (silent or stalled or late or list(waiting))[0], "\n".join(lines)
 
 
@@ -447,7 +468,7 @@ def _uneven(
 ) -> str:
     """First line when nobody stalls: the ranks did not call the same collectives."""
     where = ", ".join(
-        f"rank {rank} waits in {place['collective']}" for rank, place in waiting.items()
+        f"rank {rank} waits in {state['collective']}" for rank, state in waiting.items()
     )
     other = (
         f"{named_ranks(done)} returned without that call"
@@ -483,7 +504,9 @@ class Watch:
         from torch._C._distributed_c10d import PrefixStore
 
         self._store = PrefixStore("tutorec watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue]
-        self._rank, self._world_size, self._timeout = rank, world_size, timeout
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
         self._raised = ""
         # where a collective of this rank has waited too long
         self._waited: dict[str, Any] | None = None
@@ -491,7 +514,8 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="tutorec watch", daemon=True)
         self._thread.start()
-        self._previous, sys.excepthook = sys.excepthook, self._uncaught
+        self._previous = sys.excepthook
+        sys.excepthook = self._uncaught
 
     def end(self) -> None:
         """At the end of the process: say that this rank has left; a fork of it has not."""
@@ -503,17 +527,18 @@ class Watch:
         self._thread.join(_LOOK_SECONDS)
 
     def _answer(self) -> None:
-        main_thread, answered = threading.main_thread().ident or 0, 0
+        main_thread = threading.main_thread().ident or 0
+        answered = 0
         while not self._ended.wait(_LOOK_SECONDS):
             try:
                 question = self._store.add("questions", 0)
                 if question > answered:
                     frame = sys._current_frames().get(main_thread)
-                    place = {
+                    state = {
                         **whereabouts(frame, in_a_run=False),
                         "collectives": operations_begun(),
                     }
-                    self._store.set(f"{question} {self._rank}", json.dumps(self._waited or place))
+                    self._store.set(f"{question} {self._rank}", json.dumps(self._waited or state))
                     answered = question
             except RuntimeError:  # The store has ended, and with it the program.
                 return
@@ -527,18 +552,23 @@ class Watch:
         text = str(error) if isinstance(error, RuntimeError) else ""
         late = bool(_TIMEOUT.search(text))
         if late or is_peer_loss({"kind": kind.__name__, "text": text}):
-            place = _standing(list(traceback.extract_tb(trace)), "wait")
-            self._waited = {**place, "collectives": operations_begun()}
+            state = _standing(list(traceback.extract_tb(trace)), "wait")
+            self._waited = {**state, "collectives": operations_begun()}
             with contextlib.suppress(RuntimeError):  # of the store
                 error.add_note(self._explain(late))
         else:
             self._raised = kind.__name__
+
         self._previous(kind, error, trace)
 
     def _explain(self, late: bool) -> str:
         """Who stalled, left or waits, in words."""
-        places, left = self._ask()
-        raised = [f"rank {rank} had raised {kind}" for rank, kind in left.items() if kind]
+        states, left = self._ask()
+        raised = [
+            f"rank {rank} had raised {exception_name}"
+            for rank, exception_name in left.items()
+            if exception_name
+        ]
         if raised:
             return "; ".join(raised)
         if not late:
@@ -547,29 +577,31 @@ class Watch:
                 f"rank {who} had ended, and rank {self._rank} still waited for it: every rank must "
                 "make as many steps as the others"
             )
-        places[self._rank] = self._waited
+
+        states[self._rank] = self._waited
         doing = f"the collective that rank {self._rank} waits in"
-        return stall_message(doing, self._timeout, dict(sorted(places.items())), self._world_size)[
+        return stall_message(doing, self._timeout, dict(sorted(states.items())), self._world_size)[
             1
         ]
 
     def _ask(self) -> tuple[dict[int, dict[str, Any] | None], dict[int, str]]:
         """Where the other ranks are, None for a silent one; those that left, and their errors."""
         number = self._store.add("questions", 1)
-        places: dict[int, dict[str, Any] | None] = {}
+        states: dict[int, dict[str, Any] | None] = {}
         left: dict[int, str] = {}
         missing = set(range(self._world_size)) - {self._rank}
         deadline = time.monotonic() + _ANSWER_SECONDS
         while missing and time.monotonic() < deadline:
             for rank in sorted(missing):
                 if self._store.check([f"{number} {rank}"]):
-                    places[rank] = json.loads(self._store.get(f"{number} {rank}"))
+                    states[rank] = json.loads(self._store.get(f"{number} {rank}"))
                 elif self._store.check([f"left {rank}"]):
                     raised, waited = json.loads(self._store.get(f"left {rank}"))
                     if waited is None:
                         left[rank] = raised
                     else:  # Its wait ended, too.
-                        places[rank] = waited
-            missing -= places.keys() | left.keys()
+                        states[rank] = waited
+            missing -= states.keys() | left.keys()
             time.sleep(0.05)
-        return {**places, **dict.fromkeys(missing)}, left
+
+        return {**states, **dict.fromkeys(missing)}, left

@@ -57,7 +57,8 @@ def _run_here(
     import torch.distributed as dist
 
     init(backend, timeout)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     args, kwargs = call_arguments(fn, args, kwargs, rank, world_size)
     payloads: list[Any] = [None] * world_size
     dist.all_gather_object(payloads, dump(fn(*args, **kwargs)))

@@ -65,6 +65,7 @@ def call_arguments(
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # Some builtins have none.
         return args, dict(kwargs)
+
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = {"rank": rank, "world_size": world_size}
     parameters = signature.parameters
@@ -75,19 +76,21 @@ def call_arguments(
     }
     try:
         others = signature.replace(parameters=[p for n, p in parameters.items() if n not in filled])
-        given = others.bind(*args, **kwargs).arguments
+        values = others.bind(*args, **kwargs).arguments
     except TypeError as error:
         try:
-            given = signature.bind_partial(*args, **kwargs).arguments
+            values = signature.bind_partial(*args, **kwargs).arguments
             signature.bind(
-                *args, **kwargs, **{name: filled[name] for name in filled if name not in given}
+                *args, **kwargs, **{name: filled[name] for name in filled if name not in values}
             )
         except TypeError:
             raise TypeError(f"{name_of(fn)}{signature}: {error}") from None
-    given = {**filled, **given}
-    in_order = {name: given[name] for name in parameters if name in given}
+
+    values = {**filled, **values}
+    in_order = {name: values[name] for name in parameters if name in values}
     bound = inspect.BoundArguments(signature, in_order)  # pyright: ignore[reportArgumentType]
     bound.apply_defaults()
+
     return bound.args, bound.kwargs
 
 
@@ -106,18 +109,20 @@ def _importable(module: ModuleType) -> bool:
         or _INSTALLED.search(file)
     ):
         return True
+
     top, *rest = module.__name__.split(".")
     spec = next(filter(None, (finder.find_spec(top, None) for finder in sys.meta_path)), None)
     if spec is None:
         return False
     if not rest:
         return spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
+
     stem = os.path.realpath(
         os.path.join(os.path.dirname(file), os.path.basename(file).partition(".")[0])
     )
     folders = [
-        os.path.realpath(os.path.join(place, *rest))
-        for place in spec.submodule_search_locations or []
+        os.path.realpath(os.path.join(location, *rest))
+        for location in spec.submodule_search_locations or []
     ]
     return any(stem in (folder, os.path.join(folder, "__init__")) for folder in folders)
 
@@ -159,6 +164,7 @@ class _Globals:
         name = self._names.get(id(obj))
         if name is None or id(obj) in self._open:
             return None
+
         if name not in self.payloads:
             self._open.add(id(obj))
             try:
@@ -172,6 +178,7 @@ class _Globals:
             finally:
                 self._open.discard(id(obj))
             self.payloads[name] = (hashlib.sha256(payload).hexdigest(), payload)
+
         return name, self.payloads[name][0] if self._open else ""
 
 
@@ -195,6 +202,7 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
                 # would name neither the file nor the line of source.
                 make, arguments, *_ = self.dispatch_table[CodeType](obj)
                 return _code_of_file, (obj.co_filename, make, arguments)
+
             if isinstance(obj, FunctionType | type):
                 module = sys.modules.get(obj.__module__ or "")
                 # Who registers a module takes it out again: a constant is dumped while the function
@@ -203,6 +211,7 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
                 if module is not None and module.__name__ not in known and not _importable(module):
                     cloudpickle.register_pickle_by_value(module)
                     registered.append(module)
+
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
@@ -237,6 +246,7 @@ def dump_function(fn: Callable[..., Any]) -> FunctionPayload:
         hasattr(inner, "func") or hasattr(inner, "__func__")
     ):
         inner = getattr(inner, "func", None) or getattr(inner, "__func__")  # noqa: B009
+
     constants = _Globals(getattr(inner, "__globals__", {}), sys.modules["__main__"].__dict__)
     payload = dump(fn, constants)
     return FunctionPayload(hashlib.sha256(payload).hexdigest(), payload, constants.payloads)
@@ -251,10 +261,10 @@ def dump_value(value: Any) -> bytes:
     try:
         return dump(value)
     except Exception as error:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        kind = kind.removeprefix("__main__.")
+        type_name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        type_name = type_name.removeprefix("__main__.")
         raise TypeError(
-            f"the rank returned a {kind}, which cannot be pickled: {type(error).__name__}: "
+            f"the rank returned a {type_name}, which cannot be pickled: {type(error).__name__}: "
             f"{error}\n"
             "return plain values and tensors, or leave the object on its rank: return "
             "world.keep(obj), and pass the handle to a later run"
@@ -278,6 +288,7 @@ class Constants:
         if name in self._payloads:
             new, payload = self._payloads.pop(name)
             self._objects[name] = (new, load(payload, self))
+
         have, obj = self._objects[name]
         assert key in ("", have), f"constant {name} is {have}, and {key} is asked for"
         return obj

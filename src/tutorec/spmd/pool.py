@@ -71,7 +71,8 @@ AFTERMATH_SECONDS = 1.5
 # sent again.
 FUNCTIONS = 256
 FUNCTION_BYTES = 8 * 2**20
-_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_READ = selectors.EVENT_READ
+_WRITE = selectors.EVENT_WRITE
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
@@ -102,7 +103,7 @@ class Ranks:
             on this machine all the same.
         backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU
             tensors by gloo and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first,
-            ``"gloo"`` asks for the second.
+            ``"gloo"`` selects the second.
         timeout: Seconds that one run may take, at most 1,000,000: from when the arguments begin to
             travel until every value has come. Starting the ranks does not count. The end of the
             ranks, at close, may take as long again.
@@ -136,6 +137,7 @@ class Ranks:
             )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
+
         self._options = WorkerOptions(
             int(world_size), int(count), backend, checked_timeout(timeout)
         )
@@ -169,7 +171,7 @@ class Ranks:
 
     @property
     def backend(self) -> str:
-        """The backend in use, once the ranks run; before that the one asked for."""
+        """The backend in use, once the ranks run; before that the one of the constructor."""
         return self._pools[-1].backend if self._pools else self._options.backend
 
     @property
@@ -215,6 +217,7 @@ class Ranks:
                     "a fork of it: each would get the other's values; make another "
                     f"Ranks({self.world_size}) in this process"
                 )
+
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         if self._in_call():
             raise RuntimeError(
@@ -222,6 +225,7 @@ class Ranks:
                 "signal handler or while an argument was pickled: a run begins when the one before "
                 f"it has ended; use another Ranks({self.world_size}) there"
             )
+
         with self._lock:
             if self._closed:
                 raise ValueError(f"run() after close(); make another Ranks({self.world_size})")
@@ -230,10 +234,11 @@ class Ranks:
             except (RankError, KeyboardInterrupt) as error:
                 raise error.with_traceback(below_the_pool(error)) from None
             except Exception as error:
-                shown = below_the_pool(error)
-                if shown is not None or isinstance(error, TypeError | pickle.PicklingError):
-                    error.__traceback__ = shown
+                trace = below_the_pool(error)
+                if trace is not None or isinstance(error, TypeError | pickle.PicklingError):
+                    error.__traceback__ = trace
                 raise
+
         return [load(value) for value in values]
 
     def _in_call(self) -> bool:
@@ -251,8 +256,10 @@ class Ranks:
         except BaseException:
             _end_pools(self._pools)
             raise
+
         # What cannot be pickled raises here and does the ranks no harm.
-        function, arguments = dump_function(fn), dump((args, kwargs))
+        function = dump_function(fn)
+        arguments = dump((args, kwargs))
         closed = RankError(
             f"close() was called during the run of {name_of(fn)!r}, by a signal handler or while "
             "an argument was pickled, and the ranks were ended: what they had not written is lost"
@@ -304,6 +311,7 @@ class Ranks:
             for pool in [*self._pools]:
                 pool.end(True)
             return
+
         with self._lock:
             self._closed = True
             try:
@@ -344,7 +352,7 @@ class WorkerPool:
     :meth:`end` only kills them, and the call, which learns of that as of any death, cleans up.
 
     Args:
-        options: What the pool was asked for.
+        options: Those of :class:`Ranks`.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -392,6 +400,7 @@ class WorkerPool:
 
         key = secrets.token_bytes(32)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
+
         with listener(self._folder) as listening:
             boot = {
                 "world_size": self.options.world_size,
@@ -410,6 +419,7 @@ class WorkerPool:
                     start_rank({**boot, "rank": rank}, self.options.environment(rank))
                 )
             self._accept(listening, key, deadline)
+
         ready = self._gather(
             "ready", "the start", deadline, max(START_SECONDS, self.options.timeout)
         )
@@ -421,6 +431,7 @@ class WorkerPool:
         """Wait for two connections from every rank; strangers and silent ones are ignored."""
         ended: set[int] = set()
         listener.setblocking(False)
+
         with _Selector() as selector:
             selector.register(listener, _READ)
             while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
@@ -437,9 +448,10 @@ class WorkerPool:
         greeting = b""
         with contextlib.suppress(OSError):
             while len(greeting) < GREETING.size and (
-                part := sock.recv(GREETING.size - len(greeting))
+                data := sock.recv(GREETING.size - len(greeting))
             ):
-                greeting += part
+                greeting += data
+
         if len(greeting) < GREETING.size or not secrets.compare_digest(greeting[: len(key)], key):
             sock.close()
             return
@@ -463,6 +475,7 @@ class WorkerPool:
         for rank, code in dead.items():
             if rank in ended:
                 raise self._death(rank, code, "the start")
+
         if time.monotonic() > deadline:
             late = next(rank for rank in range(self.options.world_size) if rank not in self._tasks)
             raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
@@ -478,7 +491,8 @@ class WorkerPool:
         """
         with self._in_use():
             self._runs += 1
-            path, news = search_path(), self._news(function)
+            path = search_path()
+            news = self._news(function)
             message = {
                 **news,
                 "run": self._runs,
@@ -512,11 +526,13 @@ class WorkerPool:
         payload = None if function.key in known else function.payload
         known.pop(function.key, None)
         known[function.key] = frozenset(function.constants), len(function.payload)
+
         while len(known) > FUNCTIONS or (
             len(known) > 1 and sum(size for _, size in known.values()) > FUNCTION_BYTES
         ):
             forget.append(next(iter(known)))
             del known[forget[-1]]
+
         return {
             "function": function.key,
             "payload": payload,
@@ -539,18 +555,22 @@ class WorkerPool:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 come = 0
                 for key, events in ready:
-                    channel, rank = self._tasks[key.data], key.data
+                    channel = self._tasks[key.data]
+                    rank = key.data
+
                     if events & _WRITE and self._sent(channel):
                         selector.modify(channel, _READ, rank)
                     message = self._receive(rank) if events & _READ else None
                     if message is None:
                         continue
+
                     selector.unregister(channel)
                     come += 1
-                    kind, content = message
-                    if kind == expected:
+                    message_type, content = message
+                    if message_type == expected:
                         values[rank] = content
                         continue
+
                     failures[rank] = content
                     # Others may be about to report the cause of this, or the same at the same
                     # moment.
@@ -561,6 +581,7 @@ class WorkerPool:
                         break
                     pending = [key.data for key in selector.get_map().values()]
                     raise self._stall(pending, doing, timeout)
+
         if failures:
             raise self._cause(doing, failures)
         return [values[rank] for rank in range(self.options.world_size)]
@@ -579,10 +600,11 @@ class WorkerPool:
         except ConnectionError:
             code = self._processes[rank].exit_code(10.0)  # known at once, but on a busy machine
             return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
+
         if message is None:
             return None
-        kind, run, content = pickle.loads(message)
-        if kind != "between" and run != self._runs:
+        message_type, run, content = pickle.loads(message)
+        if message_type != "between" and run != self._runs:
             text = (
                 f"it answered run {run} a second time; a function must not write to the "
                 "connections of its rank"
@@ -593,17 +615,18 @@ class WorkerPool:
                 "traceback": "",
                 "when": time.time(),
             }
-        if kind == "between":
+
+        if message_type == "between":
             content["between"] = f"after run {run} and before {self._runs}"
-        return kind, content
+        return message_type, content
 
     def _stall(self, pending: list[int], doing: str, timeout: float) -> RankTimeoutError:
         """What to raise when the ranks in ``pending`` did not answer in time."""
         transfers = {
             rank: self._tasks[rank].transfer for rank in pending if self._tasks[rank].transfer
         }
-        places = self._ask(pending)
-        rank, message = stall_message(doing, timeout, places, self.options.world_size, transfers)
+        states = self._ask(pending)
+        rank, message = stall_message(doing, timeout, states, self.options.world_size, transfers)
         return RankTimeoutError(message, rank, message)
 
     def _death(self, rank: int, code: int | None, doing: str) -> RankError:
@@ -618,12 +641,14 @@ class WorkerPool:
             uneven, skipped = uneven_exchanges(read_progress(self._progress))
             if uneven:
                 return RankError(uneven_message(rank, doing, uneven), (skipped or [rank])[0])
+
         return self._death(rank, failures[rank]["code"], doing)
 
     def _ask(self, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
         """Ask busy ranks where they are; None for a rank that does not answer."""
-        places: dict[int, dict[str, Any] | None] = dict.fromkeys(sorted(ranks))
+        states: dict[int, dict[str, Any] | None] = dict.fromkeys(sorted(ranks))
         deadline = time.monotonic() + ANSWER_SECONDS
+
         with _Selector() as selector:
             for rank in ranks:
                 with contextlib.suppress(ConnectionError):
@@ -631,14 +656,15 @@ class WorkerPool:
                     selector.register(self._controls[rank], _READ, rank)
             while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                    answer: Any = b""  # of a rank that has gone
+                    reply: Any = b""  # of a rank that has gone
                     with contextlib.suppress(ConnectionError):
-                        answer = self._controls[key.data].receive()
-                    if answer is None:
+                        reply = self._controls[key.data].receive()
+                    if reply is None:
                         continue
-                    places[key.data] = pickle.loads(answer) if answer else None
+                    states[key.data] = pickle.loads(reply) if reply else None
                     selector.unregister(key.fileobj)
-        return places
+
+        return states
 
     def end(self, in_order: bool = False) -> None:
         """End all ranks; calling it again does nothing.
@@ -653,6 +679,7 @@ class WorkerPool:
             self._killed = True
             self._kill()
             return
+
         live_tokens.discard(self.token)
         atexit.unregister(self.end)
         faults: list[str] = []
@@ -663,12 +690,19 @@ class WorkerPool:
             finally:
                 finish(
                     self._kill,
-                    *(each.close for each in (*self._tasks.values(), *self._controls.values())),
+                    *(
+                        channel.close
+                        for channel in (*self._tasks.values(), *self._controls.values())
+                    ),
                     *(partial(process.exit_code, 5.0) for process in self._processes),
-                    *(held.clear for held in (self._processes, self._tasks, self._controls)),
+                    *(
+                        collection.clear
+                        for collection in (self._processes, self._tasks, self._controls)
+                    ),
                     self._progress.close,
                     partial(shutil.rmtree, self._folder, ignore_errors=True),
                 )
+
         if faults:
             warnings.warn("\n".join(faults), RuntimeWarning, stacklevel=4)
 
@@ -681,6 +715,7 @@ class WorkerPool:
         for channel in self._tasks.values():
             with contextlib.suppress(ConnectionError):
                 channel.begin(pickle.dumps(None))
+
         deadline = time.monotonic() + self.options.timeout
         codes = {
             rank: process.exit_code(max(0.0, deadline - time.monotonic()))
@@ -688,13 +723,14 @@ class WorkerPool:
         }
         if self._killed:
             return []
-        places = self._ask([rank for rank, code in codes.items() if code is None])
-        faults = [end_message(rank, self.options.timeout, place) for rank, place in places.items()]
+        states = self._ask([rank for rank, code in codes.items() if code is None])
+        faults = [end_message(rank, self.options.timeout, state) for rank, state in states.items()]
         for rank, code in codes.items():
             if code:
                 doing = f"close(), or since run {self._runs}"
-                kind, content = self._receive(rank) or ("death", {})
-                told = kind == "between"
-                error = raised(rank, content, doing) if told else self._death(rank, code, doing)
+                message_type, content = self._receive(rank) or ("death", {})
+                reported = message_type == "between"
+                error = raised(rank, content, doing) if reported else self._death(rank, code, doing)
                 faults.append(str(error))
+
         return faults

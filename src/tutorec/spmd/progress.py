@@ -37,5 +37,6 @@ def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
         memory = mmap.mmap(descriptor, PROGRESS_BYTES * world_size)
     finally:
         os.close(descriptor)
+
     _memory[:] = [(memory, PROGRESS_BYTES * rank)] if rank >= 0 else _memory
     return memory

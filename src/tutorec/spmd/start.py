@@ -65,7 +65,7 @@ _SLOW_MODULES = ("torch._dynamo", "scipy.optimize")
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a pool was asked for.
+    """The options of a pool.
 
     Args:
         world_size: W, ranks.
@@ -87,7 +87,7 @@ class WorkerOptions:
             for name, value in os.environ.items()
             if not name.startswith("TORCHELASTIC_")
         }
-        place = {
+        variables = {
             "RANK": rank,
             "WORLD_SIZE": self.world_size,
             "LOCAL_RANK": rank % local,
@@ -95,7 +95,12 @@ class WorkerOptions:
             "GROUP_RANK": rank // local,
             "GROUP_WORLD_SIZE": self.hosts,
         }
-        return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
+
+        return {
+            **loopback(),
+            **inherited,
+            **{name: str(value) for name, value in variables.items()},
+        }
 
 
 def finish(*steps: Callable[[], object]) -> None:
@@ -103,7 +108,8 @@ def finish(*steps: Callable[[], object]) -> None:
 
     Several may come, one of each rank's or of each key: no step is left out.
     """
-    left, interrupt = [*steps], None
+    left = [*steps]
+    interrupt = None
     while left:
         try:
             while left:
@@ -111,6 +117,7 @@ def finish(*steps: Callable[[], object]) -> None:
                 del left[0]
         except KeyboardInterrupt as error:
             interrupt = error
+
     if interrupt is not None:
         raise interrupt
 
@@ -143,6 +150,7 @@ def start_rank(boot: dict[str, Any], environment: Mapping[str, str]) -> RankProc
     if default_method() == "fork":
         with contextlib.suppress(_ServerRefused, ConnectionError):
             return _server().fork(boot)
+
     return Spawned(boot)
 
 
@@ -181,11 +189,13 @@ class Spawned:
         )
         pipe = self._process.stdin
         assert pipe is not None, "stdin was asked for"
+
         # A rank that ended at once is found by its exit code; the pipe is closed all the same.
         with contextlib.suppress(OSError), pipe:
             pipe.write(json.dumps(boot).encode() + b"\n")
 
-        self.pid, self.kill = self._process.pid, self._process.kill
+        self.pid = self._process.pid
+        self.kill = self._process.kill
         self.server_end = ""
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
@@ -215,11 +225,13 @@ class Forked:
             try:
                 self._code = self._server.ask({"poll": self.pid})["code"]
             except ConnectionError:  # The kernel ends its ranks with it.
-                self._code, self.server_end = -signal.SIGKILL, self._server.end
+                self._code = -signal.SIGKILL
+                self.server_end = self._server.end
             if self._code is None:
                 if time.monotonic() >= deadline:
                     break
                 time.sleep(0.01)
+
         return self._code
 
     def kill(self) -> None:
@@ -261,6 +273,7 @@ class _ForkServer:
             )
         finally:
             theirs.close()
+
         atexit.register(self.close)
 
     @property
@@ -284,14 +297,15 @@ class _ForkServer:
         with self._lock:
             number = next(self._numbers)
             message = json.dumps({**request, "number": number}).encode()
+
             self._answers[number] = None
             try:
                 while not self._sent(message):
                     self._wait(select.POLLOUT, deadline)
-                while (answer := self._answers[number]) is None:
+                while (reply := self._answers[number]) is None:
                     self._wait(select.POLLIN, deadline)
                     self._receive()
-                return answer
+                return reply
             except ConnectionError:
                 self.close()
                 raise
@@ -309,6 +323,7 @@ class _ForkServer:
             if error.errno == errno.EMSGSIZE:
                 raise _ServerRefused(f"the environment has {len(message):,} bytes") from None
             raise
+
         return True
 
     def _wait(self, event: int, deadline: float) -> None:
@@ -316,6 +331,7 @@ class _ForkServer:
         if time.monotonic() > deadline:
             self.end = f"did not answer within {REPLY_SECONDS:g} s"
             raise ConnectionError(self.end)
+
         if self._socket.fileno() != -1:
             poll = select.poll()
             poll.register(self._socket, event)
@@ -325,11 +341,12 @@ class _ForkServer:
         """Note the answers that have come."""
         if self._socket.fileno() == -1:
             raise ConnectionError("the fork server has ended")
+
         with contextlib.suppress(BlockingIOError):
             while line := self._socket.recv(_REQUEST_BYTES):
-                answer = json.loads(line)
-                if answer["number"] in self._answers:
-                    self._answers[answer["number"]] = answer
+                reply = json.loads(line)
+                if reply["number"] in self._answers:
+                    self._answers[reply["number"]] = reply
             raise ConnectionError("the fork server has ended")
 
     def close(self) -> None:
@@ -337,6 +354,7 @@ class _ForkServer:
         self._socket.close()
         if self.owner != os.getpid():
             return
+
         code = self._process.poll()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -395,6 +413,7 @@ def serve(fd: int, caller: int) -> None:
             else:
                 reply = {"code": codes.get(request["poll"])}
             connection.send(json.dumps({**reply, "number": request["number"]}).encode())
+
     for folder in folders:  # A caller that was killed could not remove them.
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -421,6 +440,7 @@ def _import_slow(read_end: int) -> None:
         names = set(os.read(read_end, 65536).decode().split())
     except BlockingIOError:
         return
+
     for name in names.difference(sys.modules).intersection(_SLOW_MODULES):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
@@ -441,6 +461,7 @@ def _fork(
     threads = len(os.listdir("/proc/self/task"))  # those of C libraries included
     if threads != 1 or cuda_in_use:
         return {"refused": f"the fork server has {threads} threads, CUDA in use: {cuda_in_use}"}
+
     boot = {**boot, "parent": os.getpid(), "kernel": True}
     pid = os.fork()
     if pid:

@@ -103,7 +103,7 @@ class Kept:
     """A handle of an object on the ranks; in a later ``run`` it is each rank's own object.
 
     Handles are made by ``world.keep(obj)`` inside a run. Ranks that keep at the same place of the
-    code make the same handle, so that the one that any rank returned stands for the objects of all.
+    code make the same handle, so that the one that any rank returned refers to the objects of all.
 
     Args:
         token: The pool's generation.
@@ -146,6 +146,7 @@ def _restore_kept(token: str, key: str, kind: str, where: str) -> Any:
             f"rank {side.rank} did not keep the {kind} that another rank kept by {where}: call "
             "keep on every rank"
         )
+
     return side.kept[key]
 
 
@@ -191,13 +192,14 @@ class RankWorld:
         frame = sys._getframe(1)
         # The place, not a mere count: ranks that keep in different order or number still mean the
         # same objects.
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        nth = side.places[place] = side.places.get(place, 0) + 1
-        key = f"{side.run}:{place}:{nth}"
+        location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        nth = side.places[location] = side.places.get(location, 0) + 1
+        key = f"{side.run}:{location}:{nth}"
         side.kept[key] = obj
         where = f"run {side.run} in {frame.f_code.co_name}, line {frame.f_lineno}" + (
             f", number {nth}" if nth > 1 else ""
         )
+
         return Kept(side.token, key, type(obj).__name__, where)
 
     @property
@@ -239,11 +241,13 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
     _end_with(boot["parent"], boot["kernel"])
     # Interrupts are for the caller, who then ends the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     for stream in (sys.stdout, sys.stderr):
         # A line leaves in one piece, also where Python runs unbuffered: ranks print at the same
         # time.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+
     side = WorkerContext(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
     _side.append(side)
     try:
@@ -251,6 +255,7 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
         tasks = connect(boot, "tasks")
     except OSError:  # The caller has given up or ended.
         os._exit(1)
+
     threading.Thread(target=_answer, args=(control, side, boot), daemon=True).start()
     code = 1
     try:
@@ -283,6 +288,7 @@ def _begin(tasks: Connection, side: WorkerContext, boot: dict[str, Any]) -> bool
     except BaseException as error:
         _send(tasks, side, "error", _failure(error))
         return False
+
     _send(tasks, side, "ready", backend)
     return True
 
@@ -290,8 +296,8 @@ def _begin(tasks: Connection, side: WorkerContext, boot: dict[str, Any]) -> bool
 def _serve_until_closed(tasks: Connection, side: WorkerContext) -> bool:
     """Run tasks; returns whether the caller has closed the pool.
 
-    Where a signal handler raises between two runs, the caller is told at its next call. A caller
-    that has gone cannot be told, which ends the rank.
+    Where a signal handler raises between two runs, the caller learns of it at its next call. Where
+    the caller has gone, the rank ends.
     """
     try:
         _serve(tasks, side)
@@ -341,7 +347,7 @@ def _close_archives() -> None:
     """Close files that Python code implements: that of a gzip file, for one, writes its end."""
     printed = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     for file in _open_files():
-        if type(file).__module__ != "_io" and not any(file is each for each in printed):
+        if type(file).__module__ != "_io" and not any(file is stream for stream in printed):
             _written(file, file.close)
 
 
@@ -385,7 +391,8 @@ def _set_up(boot: dict[str, Any]) -> str:
 
     torch.set_num_threads(1)
     validation(boot["validate"])
-    rank, world_size = boot["rank"], boot["world_size"]
+    rank = boot["rank"]
+    world_size = boot["world_size"]
     store = file_store(boot["folder"], world_size)
     # Simulated hosts are this machine: each rank of the pool needs a GPU of it.
     with gloo_connects_silently():
@@ -405,11 +412,14 @@ def _serve(tasks: Connection, side: WorkerContext) -> None:
     functions: dict[str, Any] = {}
     constants = Constants()
     size = 0
+
     while True:
         task = pickle.loads(tasks.recv_bytes())
         if task is None:
             return
-        side.run, side.places = task["run"], {}
+
+        side.run = task["run"]
+        side.places = {}
         for key in task["forget"]:
             side.kept.pop(key, None)
             functions.pop(key, None)
@@ -435,6 +445,7 @@ def _value(
     fn = functions[task["function"]]
     args, kwargs = load(task["arguments"])
     args, kwargs = call_arguments(fn, args, kwargs, side.rank, side.world_size)
+
     return dump_value(_call(fn, args, kwargs))
 
 
@@ -463,13 +474,18 @@ def _call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """What the caller is told about an exception."""
-    kind = type(error).__name__
+    """What the caller learns about an exception."""
+    type_name = type(error).__name__
     try:
         text = str(error)
     except Exception as second:  # Then the caller learns that, and not that this process has gone.
         text = f"its message cannot be shown, because __str__ raised {type(second).__name__}"
-    return {"kind": kind, "text": text, "traceback": failure_traceback(error), "when": time.time()}
+    return {
+        "kind": type_name,
+        "text": text,
+        "traceback": failure_traceback(error),
+        "when": time.time(),
+    }
 
 
 def _send(tasks: Connection, side: WorkerContext, kind: str, content: Any) -> None:
@@ -498,15 +514,17 @@ def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> N
             while not control.poll(_POLL_SECONDS):
                 if os.getppid() != boot["parent"]:
                     raise EOFError("the caller has gone")
+
                 # Cleaners of temporary files spare what was used of late.
                 with contextlib.suppress(OSError):
                     os.utime(os.path.join(boot["folder"], "rendezvous"))
+
             control.recv_bytes()
-            place = whereabouts(sys._current_frames().get(main_thread))
+            state = whereabouts(sys._current_frames().get(main_thread))
             begun = (operations_begun() or 1) - 1  # The first was the proof of the start.
             threads = other_threads() if side.ending else {}
-            answer = {**place, "run": side.run, "collectives": begun, "threads": threads}
-            control.send_bytes(pickle.dumps(answer))
+            reply = {**state, "run": side.run, "collectives": begun, "threads": threads}
+            control.send_bytes(pickle.dumps(reply))
     except (EOFError, OSError):
         _abandon(boot["folder"])
 
@@ -548,7 +566,8 @@ def prove(key: bytes) -> None:
     import torch
     import torch.distributed as dist
 
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
 
     def code(sender: int, receiver: int) -> bytes:
         return hmac.digest(
@@ -587,7 +606,8 @@ def join_group(
     import torch
     import torch.distributed as dist
 
-    limit, gpu = timedelta(seconds=timeout), own_gpu(place)
+    limit = timedelta(seconds=timeout)
+    gpu = own_gpu(place)
     store.set_timeout(limit)
     name = pick_backend(backend, store, rank, world_size, gpu)
     if name == BOTH_BACKENDS:
@@ -622,7 +642,8 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
     if not dist.is_initialized():
         limit = timedelta(seconds=checked_timeout(timeout))
         if under_torchrun():
-            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            rank = int(os.environ["RANK"])
+            world_size = int(os.environ["WORLD_SIZE"])
             store, _, _ = next(rendezvous("env://", rank, world_size, timeout=limit))
             join_group(backend, rank, world_size, store, timeout, int(os.environ["LOCAL_RANK"]))
             atexit.register(Watch(store, rank, world_size, timeout).end)
@@ -630,6 +651,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
             _join_group_of_one(backend, timeout)
         atexit.register(_leave_group, os.getpid())
         _outlive_forks(weakref.ref(dist.group.WORLD))
+
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     give_threads_time(group)
@@ -677,7 +699,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def _leave_group(process: int) -> None:
-    """Leave the default group at the end of the program, as torch asks for.
+    """Leave the default group at the end of the program, as torch requires.
 
     A fork of ``process`` has not the group's threads, and would wait for them for ever.
     """
