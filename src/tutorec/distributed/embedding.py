@@ -179,6 +179,7 @@ class ShardedEmbeddingCollection(
 
     _awaitable = EmbeddingCollectionAwaitable
     _sharding_context = SequenceShardingContext
+    _source_name = "EmbeddingCollection"
     _tables_path = "embeddings"
     _pools = False
     _sharding_classes = SEQUENCE_SHARDINGS
@@ -193,9 +194,10 @@ class ShardedEmbeddingCollection(
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,
     ) -> None:
+        configs = module.embedding_configs()
         super().__init__(
             module,
-            module.embedding_configs(),
+            configs,
             False,
             table_name_to_parameter_sharding,
             env,
@@ -204,7 +206,7 @@ class ShardedEmbeddingCollection(
             qcomm_codecs_registry,
         )
 
-        self._configs = module.embedding_configs()
+        self._configs = configs
         self._embedding_dim_of = module.embedding_dim
         self._use_index_dedup = use_index_dedup
         self._need_indices = module.need_indices()

@@ -195,8 +195,10 @@ class ShardedEmbeddingModule(
     _awaitable: ClassVar[type[ResultAwaitable]] = ResultAwaitable
     _sharding_context: ClassVar[type[EmbeddingShardingContext]] = EmbeddingShardingContext
 
-    # A subclass describes its collection: the path of the tables in the module, whether their
-    # rows are pooled, and the class that builds the tables of each sharding type.
+    # What a subclass says of its collection: the name of the unsharded class, for messages; the
+    # path of the tables in the module; whether their rows are pooled; and the class that builds
+    # the tables of each sharding type.
+    _source_name: ClassVar[str]
     _tables_path: ClassVar[str]
     _pools: ClassVar[bool]
     _sharding_classes: ClassVar[Mapping[ShardingType, type[EmbeddingSharding]]]
@@ -650,11 +652,6 @@ class ShardedEmbeddingModule(
     @abstractmethod
     def unsharded_module_type(self) -> type[nn.Module]:
         """The class that was sharded."""
-
-    @property
-    def _source_name(self) -> str:
-        """Name of the class that was sharded, for messages."""
-        return self.unsharded_module_type.__name__
 
     def _title(self) -> str:
         """Class and table names, for messages."""

@@ -167,6 +167,7 @@ class ShardedEmbeddingBagCollection(
     """
 
     _awaitable = EmbeddingBagCollectionAwaitable
+    _source_name = "EmbeddingBagCollection"
     _tables_path = "embedding_bags"
     _pools = True
     _sharding_classes = POOLED_SHARDINGS
@@ -180,9 +181,10 @@ class ShardedEmbeddingBagCollection(
         device: torch.device | None = None,
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
+        configs = module.embedding_bag_configs()
         super().__init__(
             module,
-            module.embedding_bag_configs(),
+            configs,
             module.is_weighted(),
             table_name_to_parameter_sharding,
             env,
@@ -190,7 +192,7 @@ class ShardedEmbeddingBagCollection(
             device,
             qcomm_codecs_registry,
         )
-        self._configs = module.embedding_bag_configs()
+        self._configs = configs
         self._outputs = PooledOutputs(self._shardings, self._tables, self._device)
 
     # --- one batch

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -128,8 +129,8 @@ class Table:
             "optimizer": str(self.optimizer),
             "cache": str(self.cache),
             "ranks": str([shard.rank for shard in self.shards]),
-            "shard offsets": str([shard.offsets for shard in self.shards]),
-            "shard sizes": str([shard.sizes for shard in self.shards]),
+            "shard offsets": str([(s.row_offset, s.column_offset) for s in self.shards]),
+            "shard sizes": str([(s.rows, s.columns) for s in self.shards]),
         }
         return {f"table {self.name!r}: {name}": value for name, value in values.items()}
 
@@ -275,6 +276,11 @@ class PlacementRules:
     fused_params: Mapping[str, Any] | None
     local_size: int | None = None
 
+    @cached_property
+    def default_optimizer(self) -> OptimizerSpec:
+        """The optimizer of tables without one of their own."""
+        return optimizer_spec(self.fused_params)
+
 
 def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterSharding]) -> None:
     """Check that a module's plan names each of its tables, and no others.
@@ -391,7 +397,7 @@ def _placed(
         "compute kernel",
     )
 
-    if not is_fp32(sharding.output_dtype):
+    if sharding.output_dtype is not None and not is_fp32(sharding.output_dtype):
         raise ValueError(
             f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows "
             "leave sharded tables in FP32; leave it out: get_qcomm_codecs_registry narrows what "
@@ -412,11 +418,7 @@ def _placed(
     if kernel is not EmbeddingComputeKernel.DENSE:
         own = optimizer_spec_of_parameter(config.name, weight)
         rounding = bool((rules.fused_params or {}).get("stochastic_rounding"))
-        optimizer = (
-            replace(own, stochastic_rounding=rounding)
-            if own
-            else optimizer_spec(rules.fused_params)
-        )
+        optimizer = replace(own, stochastic_rounding=rounding) if own else rules.default_optimizer
 
     return Table(
         name=config.name,
