@@ -18,9 +18,9 @@ FUNCTION_LINES = 90
 PARAMETERS = 8
 
 # Of the whole library. Raise the first and lower the others when a change allows it.
-LEAST_BLANK = 0.043  # of the lines in bodies of functions of more than six lines
-MOST_PACKED = 0.037  # of assignments: `a, b = x, y`
-MOST_VAGUE = 0.046  # of bound names
+LEAST_BLANK = 0.06  # of the lines in bodies of functions of more than six lines
+MOST_PACKED = 0.005  # of assignments: `a, b = x, y`
+MOST_VAGUE = 0.01  # of bound names
 VAGUE = re.compile(
     r"_*(of_\w+|\w+_of|one|each|pieces?|places?|parts?|kinds?|held|facts?|due|told|asked|mine|home"
     r"|taken|took|words?|what|why|whole|made|given|wanted|kept|found|done|there|shown|answer)"

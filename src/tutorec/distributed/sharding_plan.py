@@ -678,7 +678,7 @@ def _columns_cut(
 def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:
     """D of the column shard of each rank or host."""
     if not holders:
-        raise ValueError(f"it names no {what}to hold the columns; name at least one")
+        raise ValueError(f"it names no {what} to hold the columns; name at least one")
     if columns % len(holders):
         fitting = max(count for count in range(1, len(holders) + 1) if columns % count == 0)
         raise ValueError(
