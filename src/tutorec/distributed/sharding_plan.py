@@ -44,6 +44,7 @@ from tutorec.distributed.plan.plan import (
     ParameterSharding,
     ShardingType,
 )
+from tutorec.distributed.plan.plan import ShardingPlan as ShardingPlan
 from tutorec.distributed.quant_embedding import QUANT_SHARDERS
 from tutorec.spmd.devices import device as own_device
 

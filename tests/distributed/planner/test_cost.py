@@ -135,7 +135,7 @@ def expected_traffic(case: Case) -> Bytes:
         sharding_type=case.kind,
         kernel=EmbeddingComputeKernel.FUSED,
         optimizer=None,
-        pieces=tuple(case.pieces),
+        shards=tuple(case.pieces),
     )
     samples: Any = [dict(zip(table.features, table.samples, strict=True))] * (
         case.hosts * case.local_size
