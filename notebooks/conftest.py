@@ -37,7 +37,14 @@ class ComparedRun(NotebookRun):
         )
         begin = time.monotonic()
         with patch.object(nbformat, "read", return_value=notebook):
-            result = super().execute()
+            try:
+                result = super().execute()
+            except RuntimeError as error:
+                # Another process took a port of the kernel between its choice
+                # and its use: no cell has run.
+                if "died before replying to kernel_info" not in str(error):
+                    raise
+                result = super().execute()
         seconds = time.monotonic() - begin
 
         if result.error is not None:

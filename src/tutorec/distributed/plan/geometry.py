@@ -443,6 +443,9 @@ def checked_shards(
         world_size: W.
         local_size: Ranks per host.
 
+    Returns:
+        The shards in that order.
+
     Raises:
         ValueError: The plan is for a table of another shape, or its shards do not cover the table
             or do not match the sharding type.
