@@ -104,7 +104,7 @@ def test_the_documents_batch_gives_its_shapes() -> None:
 
 def test_forward_is_short_enough_to_be_printed() -> None:
     source = inspect.getsource(EmbeddingBagCollection.forward)
-    assert len(source.splitlines()) <= 30
+    assert len(source.splitlines()) <= 25
     assert "per feature and table" in source
 
 

@@ -139,8 +139,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """Look up and pool every feature's bags in its tables.
 
         Args:
-            features: F features, B samples; a bag is one feature's ids in one sample. A TensorDict
-                is accepted.
+            features: F features, B samples, or a TensorDict; a bag is a feature's ids of a sample.
 
         Returns:
             The pooled rows ``[B, D]``, one key per feature and table.
