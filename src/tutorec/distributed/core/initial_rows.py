@@ -101,12 +101,14 @@ def draw_shard(
     first_column = shard.column_offset
     end_column = shard.column_offset + shard.columns
 
-    rows_per_block = max(1, _BLOCK // config.embedding_dim)
+    rows_per_block = max(1, min(_BLOCK // config.embedding_dim, config.num_embeddings))
+    # One buffer: of a new one for each block, the allocator keeps several.
+    buffer = torch.empty(rows_per_block, config.embedding_dim, dtype=dtype)
     for block in range(first_row // rows_per_block, -(-end_row // rows_per_block)):
         block_start = block * rows_per_block
         block_end = min(block_start + rows_per_block, config.num_embeddings)
         generator = torch.Generator().manual_seed(_block_seed(seed, config.name, block))
-        values = torch.empty(block_end - block_start, config.embedding_dim, dtype=dtype)
+        values = buffer[: block_end - block_start]
         values.uniform_(low, high, generator=generator)
 
         # The rows that the block and the shard share.
