@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from public_page import PAGE, public_names
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from tables import GeneratedTable
@@ -64,11 +65,39 @@ def members(module: ModuleType, names: list[str]) -> dict[str, Any]:
     }
 
 
-def page(name: str, names: list[str], package: str) -> str:
+def public_sentence(name: str, shown: dict[str, Any], public: set[str]) -> str:
+    """Which members of a module are public, and under which path if not under the module's."""
+    paths = []
+    for member, thing in shown.items():
+        same = sorted(
+            path for path in public if path.endswith(f".{member}") and _at(path, member) is thing
+        )
+        own = f"{name}.{member}"
+        if own in same:
+            paths.append(f"`{member}`")
+        elif same:
+            paths.append(f"`{member}` as `{same[0]}`")
+
+    page = "[public](../public.md)"
+    if not paths:
+        return f"No name of this module is {page}."
+    if len(paths) == len(shown) and not any(" as " in path for path in paths):
+        return f"All names below are {page}."
+    rest = "" if len(paths) == len(shown) else " The other names are internal."
+    return f"What is {page} here: {', '.join(paths)}.{rest}"
+
+
+def _at(path: str, member: str) -> object:
+    """The thing that a dotted path leads to."""
+    module = path.removesuffix(f".{member}")
+    return getattr(importlib.import_module(module), member, None)
+
+
+def page(name: str, names: list[str], package: str, public: set[str]) -> str:
     """The page of a module: a table of its members, then each with its docstring."""
+    shown = members(importlib.import_module(name), names)
     rows = [
-        (f"{{py:obj}}`~{name}.{member}`", first_sentence(thing))
-        for member, thing in members(importlib.import_module(name), names).items()
+        (f"{{py:obj}}`~{name}.{member}`", first_sentence(thing)) for member, thing in shown.items()
     ]
     table = (
         ["| Name | |", "|---|---|", *(f"| {link} | {_cell(text)} |" for link, text in rows), ""]
@@ -82,7 +111,7 @@ def page(name: str, names: list[str], package: str) -> str:
         "---",
         f"# {name}",
         "",
-        f"A module of [](../{package}.md).",
+        f"A module of [](../{package}.md). {public_sentence(name, shown, public)}",
         "",
         *table,
     ]
@@ -98,11 +127,13 @@ def page(name: str, names: list[str], package: str) -> str:
 
 def generate(app: Sphinx, config: Config) -> None:
     """Write the pages of the modules that the built pages list, and let Sphinx read them."""
-    source, wanted = Path(app.srcdir), dict[str, str]()
+    source = Path(app.srcdir)
+    wanted: dict[str, str] = {}
+    public = public_names((source / PAGE).read_text(encoding="utf-8"))
     for path in sorted((source / "book/api").glob("*.md")):
         if f"book/api/{path.stem}" in config.external_site_map:
             for name, names in listed(path.read_text(encoding="utf-8")).items():
-                wanted[f"{name}.md"] = page(name, names, path.stem)
+                wanted[f"{name}.md"] = page(name, names, path.stem, public)
     folder = source / FOLDER
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.md"):

@@ -37,12 +37,27 @@ def test_every_listed_name_is_documented():
 
 
 def test_a_page_has_a_line_for_each_name_and_the_docstrings():
-    text = api_pages.page("tutorec.distributed.core.env", [], "distributed")
+    public = {"tutorec.distributed.types.ShardingEnv"}
+    text = api_pages.page("tutorec.distributed.core.env", [], "distributed", public)
+    assert "`ShardingEnv` as `tutorec.distributed.types.ShardingEnv`" in text
     assert "| {py:obj}`~tutorec.distributed.core.env.ShardingEnv` | " in text
     assert ".. automodule:: tutorec.distributed.core.env\n   :members:\n" in text
     assert "`~tutorec.distributed.core.env.ShardingEnv`" not in api_pages.page(
-        "tutorec.distributed.core.env", ["sharding_groups"], "x"
+        "tutorec.distributed.core.env", ["sharding_groups"], "x", public
     )
+
+
+def test_a_page_says_which_of_its_names_are_public():
+    def sentence(*public: str) -> str:
+        module = importlib.import_module("tutorec.sparse.equality")
+        shown = api_pages.members(module, ["jt_is_equal", "kt_is_equal"])
+        return api_pages.public_sentence("tutorec.sparse.equality", shown, set(public))
+
+    here = "tutorec.sparse.equality"
+    assert sentence().startswith("No name")
+    assert sentence(f"{here}.jt_is_equal", f"{here}.kt_is_equal").startswith("All names")
+    mixed = sentence("tutorec.sparse.jagged_tensor.jt_is_equal")
+    assert "`jt_is_equal` as `tutorec.sparse.jagged_tensor.jt_is_equal`. The other" in mixed
 
 
 def test_blocks_are_read_with_their_members():
