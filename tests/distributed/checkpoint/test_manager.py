@@ -4,10 +4,12 @@ wait for.
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tutorec.distributed.checkpoint import (
     read_info,
     read_state_dict,
 )
+from tutorec.distributed.checkpoint import manager as manager_module
 from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint
 from tutorec.errors import CheckpointError
@@ -101,6 +104,119 @@ def test_a_step_before_the_latest_is_refused(tmp_path):
     next((tmp_path / "step-9").glob("*.distcp")).unlink()
     manager.save(layer_of(3), step=3)
     assert manager.latest() == tmp_path / "step-3", "what is not whole does not count"
+
+
+def test_a_checkpoint_that_the_run_removes_before_it_is_loaded_is_no_trouble(tmp_path, monkeypatch):
+    manager = CheckpointManager(tmp_path, keep=1)
+    manager.save(layer_of(1), step=1)
+    load = manager_module.load_checkpoint
+
+    def load_late(path: Any, *rest: Any, **words: Any) -> Any:
+        monkeypatch.setattr(manager_module, "load_checkpoint", load)
+        CheckpointManager(tmp_path, keep=1).save(layer_of(2), step=2)
+        assert not Path(path).exists()
+        return load(path, *rest, **words)
+
+    monkeypatch.setattr(manager_module, "load_checkpoint", load_late)
+    layer = layer_of(0)
+    info = manager.load(layer)
+    assert info is not None and info.step == 2 and bool((layer.weight == 2).all())
+
+
+# --- two runs that save into one folder
+
+
+@pytest.fixture(params=["a disk", "an object store"])
+def shared(request, tmp_path) -> str:
+    """The folder of two runs, with and without locks."""
+    if request.param == "a disk":
+        return str(tmp_path)
+
+    import fsspec
+
+    fsspec.filesystem("memory").store.clear()
+    return "memory://runs/shared"
+
+
+def save_while_another_saves(folder: str, other_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save step 10; another run saves when all files but the manifest have been written."""
+    replace = Folder.replace
+    saved: list[int] = []
+
+    def replace_after_the_other(here: Folder, name: str, content: bytes) -> None:
+        if name == MANIFEST and not saved:
+            saved.append(other_step)
+            CheckpointManager(folder).save(layer_of(2), step=other_step)
+        replace(here, name, content)
+
+    monkeypatch.setattr(Folder, "replace", replace_after_the_other)
+    CheckpointManager(folder).save(layer_of(1), step=10)
+
+
+def test_a_save_loses_nothing_to_another_run_that_removes_what_was_interrupted(shared, monkeypatch):
+    save_while_another_saves(shared, 20, monkeypatch)
+    assert CheckpointManager(shared).steps() == [10, 20]
+    layer = layer_of(0)
+    assert load_checkpoint(f"{shared}/step-10", layer).step == 10
+    assert bool((layer.weight == 1).all())
+
+
+def test_of_two_saves_of_one_step_one_is_an_error_or_the_last_stays(shared, monkeypatch):
+    if shared.startswith("memory:"):
+        save_while_another_saves(shared, 10, monkeypatch)
+        layer = layer_of(0)
+        assert load_checkpoint(f"{shared}/step-10", layer).step == 10
+        assert bool((layer.weight == 1).all())
+    else:
+        with pytest.raises(CheckpointError, match=r"another save into .*step-10 is under way"):
+            save_while_another_saves(shared, 10, monkeypatch)
+
+
+def test_a_folder_of_a_save_under_way_stays(shared, monkeypatch):
+    """Its files have no manifest yet, and are complete when the other run has looked."""
+    sizes = Folder.sizes
+    CheckpointManager(shared).save(layer_of(1), step=10)
+
+    def before_its_manifest(folder: Folder) -> dict[str, int | None]:
+        listed = sizes(folder)
+        caller = inspect.stack(context=0)[1].function
+        if folder.path.endswith("step-10") and caller == "_remove_old":
+            listed.pop(MANIFEST)
+        return listed
+
+    monkeypatch.setattr(Folder, "sizes", before_its_manifest)
+    CheckpointManager(shared).save(layer_of(2), step=20)
+    assert CheckpointManager(shared).steps() == [10, 20]
+
+
+def test_an_interrupted_save_without_locks_is_removed_when_it_is_a_day_old(memory, monkeypatch):
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    manager = CheckpointManager(memory("f"))
+    manager.save(layer_of(1), step=1)
+    fs.rm_file(f"/runs/f/step-1/{MANIFEST}")
+    left = fs.ls("/runs/f/step-1", detail=False)
+    manager.save(layer_of(2), step=2)
+    assert fs.ls("/runs/f/step-1", detail=False) == left
+
+    real_time = time.time
+    monkeypatch.setattr(time, "time", lambda: real_time() + 25 * 3600)
+    manager.save(layer_of(3), step=3)
+    assert not [name for name in fs.find("/runs/f/step-1") if name.endswith(".distcp")]
+    assert manager.steps() == [2, 3]
+
+
+def test_a_checkpoint_without_locks_is_replaced_and_removed_whole(memory):
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    manager = CheckpointManager(memory("g"), keep=1)
+    for number in (1, 2):
+        manager.save(layer_of(number), step=1)
+    assert len(fs.find("/runs/g")) == 4
+    manager.save(layer_of(3), step=2)
+    assert {name.split("/")[-2] for name in fs.find("/runs/g")} == {"step-2"}
 
 
 class Gate:

@@ -13,6 +13,8 @@ from torch import nn
 
 from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.distributed.checkpoint.manifest import StoredTensor
+from tutorec.distributed.checkpoint.saving import _merge_blocks
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 
@@ -110,6 +112,16 @@ def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path,
         one.startswith("TypeError: ") and one.removeprefix("TypeError: ") in said
     ), one
     assert path.exists() is (doing == "load")
+
+
+def test_what_one_rank_alone_knows_is_never_written():
+    """A name without numbers would be a checkpoint that nobody can load."""
+    path = ("optimizer", "state", "weight", "step")
+    index = {".".join(path): StoredTensor(path, torch.float32, (), ())}
+    with pytest.raises(
+        CheckpointError, match=r"'optimizer.state.weight.step' has 1 numbers, and the ranks have"
+    ):
+        _merge_blocks([(index, {})])
 
 
 @pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint])

@@ -1,17 +1,32 @@
-"""A checkpoint that is replaced, among other files, and checkpoints that are not complete."""
+"""A checkpoint that is replaced while it is read, by two savers, or among other files: one save or
+a clear error.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_info,
+    read_state_dict,
+    save_checkpoint,
+)
+from tutorec.distributed.checkpoint import reading as reading_module
 from tutorec.distributed.checkpoint.folder import Folder
-from tutorec.distributed.checkpoint.manifest import remove_checkpoint
+from tutorec.distributed.checkpoint.manifest import MANIFEST, read_manifest, remove_checkpoint
+from tutorec.distributed.checkpoint.reading import CheckpointFiles
+from tutorec.errors import CheckpointError
 
 
 def layer_of(number: float) -> nn.Linear:
@@ -35,6 +50,179 @@ def steps_of(model: nn.Module) -> set[float]:
 def loaded(path: Path) -> tuple[int | None, set[float]]:
     model = layer_of(-1)
     return load_checkpoint(path, model).step, steps_of(model)
+
+
+def read(path: Path) -> tuple[int | None, set[float]]:
+    numbers = steps_of_dict(read_state_dict(path)["model"])
+    return int(min(numbers)), numbers
+
+
+def saved_elsewhere(path: Path, step: int) -> Path:
+    other = path.parent / f"other-{step}"
+    save(other, step)
+    return other
+
+
+def replace_by(path: Path, other: Path) -> None:
+    """What a save of another run does: new files, the manifest in one step, the old files go."""
+    old = [file for file in path.iterdir() if file.name not in (MANIFEST, ".metadata")]
+    for file in other.iterdir():
+        if file.name != MANIFEST:
+            shutil.copy(file, path / file.name)
+    shutil.copy(other / MANIFEST, path / "manifest.draft")
+    os.replace(path / "manifest.draft", path / MANIFEST)
+    for file in old:
+        file.unlink()
+
+
+def before_calls(
+    times: int, function: Callable[..., Any], action: Callable[[], None]
+) -> Callable[..., Any]:
+    """The function, with an action before each of its first calls."""
+    left = times
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            action()
+        return function(*args, **kwargs)
+
+    return run
+
+
+@pytest.mark.parametrize("use", [loaded, read])
+def test_a_checkpoint_replaced_before_its_files_are_open_is_read_anew(tmp_path, monkeypatch, use):
+    path = tmp_path / "model"
+    other = saved_elsewhere(path, 2)
+    save(path, 1)
+    # The manifest has been read, and the index is next.
+    check = before_calls(1, CheckpointFiles.check, lambda: replace_by(path, other))
+    monkeypatch.setattr(CheckpointFiles, "check", check)
+    assert use(path) == (2, {2.0})
+
+
+@pytest.mark.parametrize("use", [loaded, read])
+def test_a_checkpoint_replaced_when_its_files_are_open_is_the_one_that_was_found(
+    tmp_path, monkeypatch, use
+):
+    path = tmp_path / "model"
+    other = saved_elsewhere(path, 2)
+    save(path, 1)
+    read_blocks = before_calls(1, CheckpointFiles.read, lambda: replace_by(path, other))
+    monkeypatch.setattr(CheckpointFiles, "read", read_blocks)
+    assert use(path) == (1, {1.0})
+    assert use(path) == (2, {2.0})
+
+
+@pytest.mark.parametrize("use", [loaded, read])
+def test_where_files_do_not_stay_open_a_checkpoint_replaced_last_is_read_anew(
+    tmp_path, monkeypatch, use
+):
+    """As on an object store: numbers of the first save may already be in the model."""
+    monkeypatch.setattr(reading_module, "_MOST_OPEN_FILES", 0)
+    path = tmp_path / "model"
+    other = saved_elsewhere(path, 2)
+    save(path, 1)
+    read_blocks = before_calls(1, CheckpointFiles.read, lambda: replace_by(path, other))
+    monkeypatch.setattr(CheckpointFiles, "read", read_blocks)
+    assert use(path) == (2, {2.0})
+
+
+@pytest.mark.parametrize("use", [loaded, read, read_info])
+def test_a_checkpoint_replaced_at_every_attempt_is_an_error_and_the_model_stays(
+    tmp_path, monkeypatch, use
+):
+    path = tmp_path / "model"
+    number = 1
+    save(path, number)
+
+    def replace() -> None:
+        nonlocal number
+        number += 1
+        replace_by(path, saved_elsewhere(path, number))
+
+    model = layer_of(-1)
+    monkeypatch.setattr(CheckpointFiles, "check", before_calls(100, CheckpointFiles.check, replace))
+    with pytest.raises(
+        CheckpointError, match=r"another save has replaced it in each of 5 attempts: load again"
+    ):
+        load_checkpoint(path, model) if use is loaded else use(path)
+    assert steps_of(model) == {-1.0}
+
+
+def load_while_rank_1_replaces(path: str, other: str, rank: int) -> tuple[int | None, set[float]]:
+    check = CheckpointFiles.check
+    if rank == 1:
+        CheckpointFiles.check = before_calls(1, check, lambda: replace_by(Path(path), Path(other)))
+    try:
+        return loaded(Path(path))
+    finally:
+        CheckpointFiles.check = check
+
+
+def test_ranks_load_one_save_where_it_is_replaced_between_them(ranks, tmp_path):
+    path = tmp_path / "model"
+    save(path, 1)
+    other = saved_elsewhere(path, 2)
+    assert ranks(2).run(load_while_rank_1_replaces, str(path), str(other)) == [(2, {2.0})] * 2
+
+
+def test_the_latest_is_found_while_it_is_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "run" / "model"
+    other = saved_elsewhere(tmp_path / "x", 2)
+    save(path, 1)
+    check = before_calls(1, reading_module.check_sizes, lambda: replace_by(path, other))
+    monkeypatch.setattr(reading_module, "check_sizes", check)
+    assert latest_checkpoint(path.parent) == path
+
+
+def test_the_latest_is_found_while_older_ones_are_removed_and_new_ones_come(tmp_path, monkeypatch):
+    def go_on() -> None:
+        save(tmp_path / "b", 2)
+        remove_checkpoint(Folder.from_path(tmp_path / "a"))
+
+    save(tmp_path / "a", 1)
+    monkeypatch.setattr(
+        reading_module, "_complete_step", before_calls(1, reading_module._complete_step, go_on)
+    )
+    assert latest_checkpoint(tmp_path) == tmp_path / "b"
+
+
+def test_a_second_saver_on_the_same_path_is_an_error(tmp_path):
+    path = tmp_path / "model"
+    save(path, 1)
+    with Folder.from_path(path).locked():
+        with pytest.raises(
+            CheckpointError, match=r"another save into .*model is under way: .* give each its own"
+        ):
+            save(path, 2)
+        assert loaded(path) == (1, {1.0})
+    save(path, 2)
+    assert loaded(path) == (2, {2.0})
+
+
+def test_a_save_whose_files_another_run_removes_is_an_error_and_the_old_one_stays(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "model"
+    save(path, 1)
+    sizes = Folder.sizes
+
+    def without_new(folder: Folder) -> dict[str, int | None]:
+        found = sizes(folder)
+        listed = read_manifest(folder).files
+        return {
+            name: size for name, size in found.items() if name in listed or ".distcp" not in name
+        }
+
+    monkeypatch.setattr(Folder, "sizes", without_new)
+    with pytest.raises(
+        CheckpointError, match=r"is missing: .*another run saves to the same path, or the ranks see"
+    ):
+        save(path, 2)
+    monkeypatch.undo()
+    assert loaded(path) == (1, {1.0})
 
 
 def test_other_files_and_checkpoints_in_the_folder_stay(tmp_path):

@@ -2,15 +2,16 @@
 
 Both can replace a small file atomically: a disk by renaming, an object store by putting the
 object. The checkpoint format relies on that alone and is therefore the same on both. On a disk,
-files and directory entries are also flushed (fsync).
+files and directory entries are also flushed (fsync), and a folder can be locked.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -19,6 +20,11 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tutorec.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,44 @@ class Folder:
         for name in names:
             with suppress(FileNotFoundError):
                 self.fs.rm_file(self.file(name))
+
+    def age(self, name: str) -> float:
+        """Seconds since a file was written; 0 if the storage does not know, or the file is gone."""
+        with suppress(NotImplementedError, FileNotFoundError):
+            return time.time() - self.fs.modified(self.file(name)).timestamp()
+        return 0.0
+
+    @contextmanager
+    def locked(self) -> Generator[bool, None, None]:
+        """Lock the folder, at most until this process ends.
+
+        Yields:
+            Whether it is locked: object stores, Windows and some network disks have no locks.
+
+        Raises:
+            BlockingIOError: It is locked already.
+        """
+        if fcntl is None or not self.is_local:
+            yield False
+            return
+
+        descriptor = os.open(self.path, os.O_RDONLY)
+        is_locked = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            is_locked = False
+
+        try:
+            yield is_locked
+        finally:
+            with suppress(OSError):
+                # A process that was forked meanwhile has the descriptor, too.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def remove_if_empty(self) -> None:
         """Remove the folder if it is empty."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,6 @@ from tutorec.distributed.checkpoint.contents import (
     Contents,
     Parameter,
     collect_contents,
-    process_group,
 )
 from tutorec.distributed.checkpoint.entries import Entry, Form, Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder
@@ -24,8 +24,13 @@ from tutorec.distributed.checkpoint.manifest import (
     StoredTensor,
     file_errors,
 )
-from tutorec.distributed.checkpoint.ranks import CheckpointRanks, error_text, in_all_replicas
-from tutorec.distributed.checkpoint.reading import CheckpointFiles, CheckpointInfo
+from tutorec.distributed.checkpoint.ranks import CheckpointRanks, all_ranks, error_text
+from tutorec.distributed.checkpoint.reading import (
+    CheckpointFiles,
+    CheckpointInfo,
+    load_one_save,
+    saved_crc32,
+)
 from tutorec.distributed.checkpoint.states import check_rule, match_states, new_state
 from tutorec.distributed.plan.geometry import TableShard
 from tutorec.errors import CheckpointError
@@ -46,8 +51,10 @@ def load_checkpoint(
 
     A collective: every rank calls it. All files are checked before anything is written, so a
     damaged checkpoint leaves the model unchanged. Each rank reads the blocks that overlap its
-    shards, one at a time. Nothing in the files is executed, so an untrusted checkpoint is safe to
-    load; its values are not verified.
+    shards, one at a time. If another save replaces the checkpoint meanwhile, one of the two is
+    loaded, whole: on a disk, files that are open can still be read, and otherwise the load starts
+    again. Nothing in the files is executed, so an untrusted checkpoint is safe to load; its values
+    are not verified.
 
     Floating-point numbers may be rounded to the dtype of the model. Every other conversion that can
     change a number is refused, also that of a large float to infinity.
@@ -78,13 +85,12 @@ def load_checkpoint(
         >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
         ({'epoch': 1}, True)
     """
-    operation = f"loading the checkpoint {path}"
-
-    def load() -> CheckpointInfo:
-        ranks = CheckpointRanks(process_group(model), operation)
-        return _load(ranks, path, model, optimizer, bool(optimizer_state))
-
-    info = in_all_replicas(model, operation, load)
+    ranks = CheckpointRanks(all_ranks(model), f"loading the checkpoint {path}")
+    info = load_one_save(
+        ranks,
+        lambda: saved_crc32(path),
+        lambda: _load(ranks, path, model, optimizer, bool(optimizer_state)),
+    )
     if optimizer is not None and optimizer_state:
         optimizer.post_load_state_dict()
     return info
@@ -97,48 +103,51 @@ def _load(
     optimizer: KeyedOptimizer | None,
     optimizer_state: bool,
 ) -> CheckpointInfo:
-    """Load a checkpoint into one replica of the model."""
+    """Load the files of one save."""
+    with ExitStack() as open_files:
 
-    def check() -> tuple[Contents, CheckpointFiles, _Changes]:
-        folder = Folder.from_path(path)
-        contents = collect_contents(model, optimizer)
-        files = CheckpointFiles(folder)
-        with file_errors(folder):
-            changes = _collect_changes(contents, files, optimizer_state)
-            files.plan(changes.requests)
+        def check() -> tuple[Contents, CheckpointFiles, _Changes]:
+            folder = Folder.from_path(path)
+            contents = collect_contents(model, optimizer)
+            files = open_files.enter_context(CheckpointFiles(folder))
+            with file_errors(folder):
+                changes = _collect_changes(contents, files, optimizer_state)
+                plan = files.plan(changes.requests)
 
-        # One rank checks each file.
-        for name in list(files.manifest.files)[ranks.rank :: ranks.world_size]:
-            files.check(name)
-        files.check_values(changes.requests)
-        return contents, files, changes
+            # One rank checks each file. Another save may remove what is not open yet.
+            checked = list(files.manifest.files)[ranks.rank :: ranks.world_size]
+            files.keep_open([*files.names_of_files(plan), *checked])
+            for name in checked:
+                files.check(name)
+            files.check_values(changes.requests)
+            return contents, files, changes
 
-    contents, files, changes = ranks.attempt(check)
-    manifest = files.manifest
-    ranks.require_equal(
-        {
-            "the checkpoint": f"of step {manifest.step}, manifest {manifest.crc32}",
-            "optimizer_state": str(optimizer_state),
-            **contents.dense_optimizers(),
-        }
-    )
+        contents, files, changes = ranks.attempt(check)
+        manifest = files.manifest
+        ranks.require_equal(
+            {
+                "the checkpoint": f"of step {manifest.step}, manifest {manifest.crc32}",
+                "optimizer_state": str(optimizer_state),
+                **contents.dense_optimizers(),
+            }
+        )
 
-    def fill() -> None:
-        try:
-            changes.apply()
-            files.read(changes.requests)
-            for load_mapping in contents.load_mappings:
-                load_mapping()
-        except Exception as error:
-            raise CheckpointError(
-                f"{error_text(error)}; the model is filled in part: load again, or another "
-                "checkpoint"
-            ) from error
+        def fill() -> None:
+            try:
+                changes.apply()
+                files.read(changes.requests)
+                for load_mapping in contents.load_mappings:
+                    load_mapping()
+            except Exception as error:
+                raise CheckpointError(
+                    f"{error_text(error)}; the model is filled in part: load again, or another "
+                    "checkpoint"
+                ) from error
 
-    ranks.attempt(fill)
-    for move_ids in contents.move_ids:
-        move_ids()
-    return files.info()
+        ranks.attempt(fill)
+        for move_ids in contents.move_ids:
+            move_ids()
+        return files.info()
 
 
 @dataclass

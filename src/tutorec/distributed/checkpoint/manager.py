@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -18,9 +19,9 @@ from torch import nn
 from tutorec.distributed.checkpoint.contents import process_group
 from tutorec.distributed.checkpoint.folder import Folder, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
-from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint, remove_unlisted
+from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint, remove_interrupted
 from tutorec.distributed.checkpoint.ranks import CheckpointRanks, all_ranks, in_first_replica
-from tutorec.distributed.checkpoint.reading import CheckpointInfo, complete_steps
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, complete_steps, load_one_save
 from tutorec.distributed.checkpoint.saving import Notes, prepare_save, write_save
 from tutorec.distributed.collectives.host_groups import twin_group
 from tutorec.errors import CheckpointError
@@ -33,10 +34,10 @@ class CheckpointManager:
     """Checkpoints of one run, ``<folder>/step-100``, ``<folder>/step-200``, and so on.
 
     Every rank creates one. All methods except `latest` and `steps` are collectives. No file is
-    overwritten, so a concurrent reader, for example an evaluation, can read one of the checkpoints
-    that stay. Only checkpoints with such names are removed, and of those only the files that a save
-    has written. Files of an interrupted save are removed by the next one: one run saves to a folder
-    at a time.
+    overwritten, so a concurrent reader, for example an evaluation, can finish reading. Only
+    checkpoints with such names are removed, and of those only the files that a save has written.
+    Files of an interrupted save are removed by the next one; on storage without locks, such as an
+    object store, when they are a day old: another process may still be writing them.
 
     With ``asynchronous=True``, `save` copies the values that this rank will write (memory for its
     part of the model and the optimizer state) and returns. A thread writes them, over its own
@@ -170,12 +171,22 @@ class CheckpointManager:
         self.wait()
         operation = f"loading the latest checkpoint in {self._folder}"
         ranks = CheckpointRanks(all_ranks(model), operation)
-        # The other ranks may see an older or newer folder than rank 0.
-        latest = ranks.attempt(lambda: self.latest() if ranks.rank == 0 else None)
-        latest = ranks.gather(latest)[0]
-        if latest is None:
+
+        def current() -> Path | str | None:
+            # The other ranks may see an older or newer folder than rank 0.
+            if ranks.rank == 0:
+                with suppress(CheckpointError):
+                    return self.latest()
             return None
-        return load_checkpoint(latest, model, optimizer, optimizer_state=optimizer_state)
+
+        def load() -> CheckpointInfo | None:
+            latest = ranks.attempt(lambda: self.latest() if ranks.rank == 0 else None)
+            latest = ranks.gather(latest)[0]
+            if latest is None:
+                return None
+            return load_checkpoint(latest, model, optimizer, optimizer_state=optimizer_state)
+
+        return load_one_save(ranks, current, load)
 
     def wait(self) -> None:
         """Return when the pending save is complete. A collective if saves are asynchronous.
@@ -256,7 +267,7 @@ class CheckpointManager:
             for name in self._folder.folders():
                 folder = self._folder.below(name)
                 if _NUMBERED.fullmatch(name) and MANIFEST not in folder.sizes():
-                    remove_unlisted(folder)
+                    remove_interrupted(folder)
         except Exception as error:
             raise CheckpointError(
                 f"{saved} is complete, and an older one could not be removed ({error})"

@@ -10,6 +10,10 @@
 A save writes files under unique names and then replaces the manifest atomically. An interrupted
 save leaves the old checkpoint. Only `.metadata` is a pickle; it is written and never read here.
 Other files in the folder are neither read nor removed.
+
+Files that no manifest lists are those of a save that was interrupted, or of one that is under way
+in another process. A save locks its folder, and who has the lock removes them. Where there are no
+locks, they are removed when they are a day old.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import math
 import re
 import zlib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,6 +45,7 @@ FORMAT = "tutorec checkpoint"
 VERSION = 3
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
+_DAY = 24 * 3600
 # A file name that cannot leave its folder, on any system.
 _PLAIN_NAME = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
 # Files of a save other than manifest and metadata, and drafts of small files.
@@ -231,20 +236,43 @@ def unlisted_files(folder: Folder) -> list[str]:
     return names
 
 
-def remove_unlisted(folder: Folder) -> None:
-    """Remove the files of replaced and interrupted saves, and the folder if it is empty then.
+def remove_unlisted(folder: Folder, is_locked: bool) -> None:
+    """Remove the files of interrupted saves; without the lock, if the newest is a day old.
+
+    Args:
+        folder: Folder of a checkpoint.
+        is_locked: Whether this process has locked it.
 
     Raises:
         CheckpointError: The manifest is damaged.
     """
-    folder.remove(unlisted_files(folder))
-    folder.remove_if_empty()
+    names = unlisted_files(folder)
+    if is_locked or min(map(folder.age, names), default=0) > _DAY:
+        folder.remove(names)
+
+
+def remove_interrupted(folder: Folder) -> None:
+    """Remove the files of interrupted saves, unless another process is saving, and an empty folder.
+
+    Raises:
+        CheckpointError: The manifest is damaged.
+    """
+    with suppress(BlockingIOError), folder.locked() as is_locked:
+        remove_unlisted(folder, is_locked)
+        folder.remove_if_empty()
 
 
 def remove_checkpoint(folder: Folder) -> None:
-    """Remove the files of a checkpoint, the manifest first; other files in its folder stay."""
-    folder.remove([MANIFEST, METADATA])
-    remove_unlisted(folder)
+    """Remove the files of a checkpoint, the manifest first, unless another process is saving.
+
+    Other files in its folder stay.
+
+    Raises:
+        CheckpointError: The manifest is damaged.
+    """
+    with suppress(BlockingIOError), folder.locked():
+        folder.remove([MANIFEST, METADATA, *read_manifest(folder).files])
+    remove_interrupted(folder)
 
 
 def _crc32(content: Mapping[str, Any]) -> str:

@@ -136,17 +136,6 @@ def in_first_replica(model: nn.Module, operation: str, save: Callable[[], None])
     ranks.attempt(lambda: save() if model.replica == 0 else None)
 
 
-def in_all_replicas(model: nn.Module, operation: str, load: Callable[[], V]) -> V:
-    """Call ``load``; an error in one table replica is raised on the ranks of all.
-
-    Raises:
-        CheckpointError: It failed on a rank.
-    """
-    if not isinstance(model, DMPCollection):
-        return load()
-    return CheckpointRanks(model.dense_group, f"{operation} into all replicas").attempt(load)
-
-
 def error_text(error: Exception) -> str:
     """An error as part of a message: its text, with the class of one that is not ours."""
     if isinstance(error, CheckpointError):

@@ -7,11 +7,11 @@ import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
@@ -39,10 +39,15 @@ from tutorec.distributed.checkpoint.manifest import (
     read_manifest,
     torch_metadata,
 )
+from tutorec.distributed.checkpoint.ranks import CheckpointRanks
 from tutorec.distributed.plan.geometry import TableShard
-from tutorec.errors import CheckpointError
+from tutorec.errors import AgreementError, CheckpointError
 
+V = TypeVar("V")
 _READ_BYTES = 4 * 2**20
+# Systems limit the open files of a process, often to 1,024.
+_MOST_OPEN_FILES = 200
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     Raises:
         CheckpointError: It is missing, damaged, or of another version.
     """
-    return CheckpointFiles(Folder.from_path(path)).info()
+    return _read_one_save(path, CheckpointFiles.info)
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -94,7 +99,11 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: It is damaged, or of another version.
     """
-    files = CheckpointFiles(Folder.from_path(path))
+    return _read_one_save(path, _state_dict)
+
+
+def _state_dict(files: CheckpointFiles) -> dict[str, Any]:
+    files.keep_open(files.manifest.files)
     for name in files.manifest.files:
         files.check(name)
 
@@ -164,18 +173,85 @@ def complete_steps(folder: Folder) -> dict[str, int]:
         CheckpointError: The folder cannot be listed.
     """
     steps: dict[str, int] = {}
-    for name in folder.folders():
+    names = folder.folders()
+    for name in names:
+        with suppress(CheckpointError, OSError):
+            steps[name] = _complete_step(folder.below(name))
+
+    is_changed = not steps and names != folder.folders()
+    return complete_steps(folder) if is_changed else steps
+
+
+def _complete_step(folder: Folder) -> int:
+    """The step of a checkpoint, if it is complete.
+
+    Raises:
+        CheckpointError: It is not.
+        OSError: The folder cannot be listed.
+    """
+
+    def check() -> int:
+        manifest = read_manifest(folder)
+        check_sizes(folder, manifest)
+        return -1 if manifest.step is None else manifest.step
+
+    path = str(folder)
+    alone = CheckpointRanks(None, f"reading the checkpoint {path}")
+    return load_one_save(alone, lambda: saved_crc32(path), check)
+
+
+def _read_one_save(path: str | os.PathLike[str], read: Callable[[CheckpointFiles], V]) -> V:
+    """Read the files of one save, in this process."""
+
+    def attempt() -> V:
+        with CheckpointFiles(Folder.from_path(path)) as files:
+            return read(files)
+
+    alone = CheckpointRanks(None, f"reading the checkpoint {path}")
+    return load_one_save(alone, lambda: saved_crc32(path), attempt)
+
+
+def saved_crc32(path: str | os.PathLike[str]) -> str | None:
+    """The CRC-32 of a manifest, which differs from save to save; None if it cannot be read."""
+    with suppress(CheckpointError, TypeError):
+        return read_manifest(Folder.from_path(path)).crc32
+    return None
+
+
+def load_one_save(
+    ranks: CheckpointRanks, current: Callable[[], object], load: Callable[[], V]
+) -> V:
+    """Call ``load``, and again if it fails because another save has replaced what it loads.
+
+    Args:
+        ranks: The ranks that load.
+        current: Which save is there now, as this rank sees it.
+        load: Its errors are raised on every rank.
+
+    Raises:
+        AgreementError: ``load`` raises it.
+        CheckpointError: ``load`` raises it, or there was another save at every attempt.
+        TypeError: ``load`` raises it.
+    """
+    last_error: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        before = current()
         try:
-            manifest = read_manifest(folder.below(name))
-            check_sizes(folder.below(name), manifest)
-        except (CheckpointError, OSError):
-            continue
-        steps[name] = -1 if manifest.step is None else manifest.step
-    return steps
+            return load()
+        except (AgreementError, CheckpointError, TypeError) as error:
+            if not any(ranks.gather(current() != before)):
+                raise
+            last_error = error
+    raise CheckpointError(
+        f"{last_error}; another save has replaced it in each of {_ATTEMPTS} attempts: load again; "
+        "a CheckpointManager, which gives every save a folder of its own, replaces none"
+    ) from last_error
 
 
 class CheckpointFiles(FileSystem):
     """The files of a checkpoint, by plain names, which torch's reader reads.
+
+    Files that are kept open can be read to the end on a disk, even if another save removes them.
 
     Args:
         folder: Folder of the checkpoint.
@@ -186,6 +262,7 @@ class CheckpointFiles(FileSystem):
 
     def __init__(self, folder: Folder) -> None:
         self.folder: Folder = folder
+        self._open_files: dict[str, IO[bytes]] = {}
         self.manifest: Manifest = read_manifest(folder)
         self.check(self.manifest.index)
 
@@ -199,6 +276,15 @@ class CheckpointFiles(FileSystem):
                     f"{path} has an invalid format ({error}): load another checkpoint"
                 ) from None
         self._metadata = torch_metadata(self.index)
+
+    def __enter__(self) -> CheckpointFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files that were kept open."""
+        for file in self._open_files.values():
+            file.close()
 
     def info(self) -> CheckpointInfo:
         """The public facts of the checkpoint."""
@@ -224,7 +310,7 @@ class CheckpointFiles(FileSystem):
         record = self.manifest.files[name]
         with (
             file_errors(path, "of the checkpoint cannot be read"),
-            self.folder.open(name) as file,
+            self.create_stream(name, "rb") as file,
         ):
             size = file.seek(0, os.SEEK_END)
             check_size(path, size, record)
@@ -238,6 +324,23 @@ class CheckpointFiles(FileSystem):
                 f"{path} is damaged: its CRC-32 is {crc32:08x} and should be {record.crc32:.8}, "
                 f"over {size:,} bytes; load another checkpoint"
             )
+
+    def keep_open(self, names: Iterable[str]) -> None:
+        """Open files until the end, as many as a process may have open.
+
+        Raises:
+            CheckpointError: A file is missing or not readable.
+        """
+        for name in names:
+            if name not in self._open_files and len(self._open_files) < _MOST_OPEN_FILES:
+                with file_errors(self.folder.file(name), "of the checkpoint cannot be read"):
+                    self._open_files[name] = self.folder.open(name)
+
+    def names_of_files(self, plan: LoadPlan) -> list[str]:
+        """The files that a plan reads."""
+        storage = cast(Mapping[MetadataIndex, _StorageInfo], self._metadata.storage_data)
+        names = [storage[item.storage_index].relative_path for item in plan.items]
+        return list(dict.fromkeys(names))
 
     def plan(self, requests: Mapping[str, Sequence[Request]]) -> LoadPlan:
         """Plan which part of which block to copy to which target, without reading.
@@ -322,8 +425,14 @@ class CheckpointFiles(FileSystem):
     def create_stream(
         self, path: str | os.PathLike[str], mode: str
     ) -> Generator[io.IOBase, None, None]:
-        """A file, for torch's reader."""
-        with self.folder.open(str(path)) as file:
+        """A file from its beginning, for torch's reader."""
+        name = str(path)
+        file = self._open_files.get(name)
+        if file is not None:
+            file.seek(0)
+            yield cast(io.IOBase, file)
+            return
+        with self.folder.open(name) as file:
             yield cast(io.IOBase, file)
 
 

@@ -13,7 +13,7 @@ import os
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from tutorec.distributed.checkpoint.manifest import (
     StoredTensor,
     check_sizes,
     index_to_text,
+    read_manifest,
     remove_unlisted,
     torch_metadata,
     unlisted_files,
@@ -153,14 +154,12 @@ class PreparedSave:
 
     Args:
         folder: Folder of the checkpoint.
-        id: Eight hexadecimal digits in the names of its files.
         index: The tensors of this rank, without blocks.
         blocks: The blocks that this rank writes.
         manifest: The fields of the manifest other than files and index.
     """
 
     folder: Folder
-    id: str
     index: Index
     blocks: list[_Values]
     manifest: dict[str, Any]
@@ -174,7 +173,7 @@ def prepare_save(
     notes: Notes,
     copy: bool = False,
 ) -> PreparedSave:
-    """Collect the blocks to write, check that ranks agree, and create the folder. A collective.
+    """Collect the blocks to write, and check that ranks agree. A collective.
 
     Args:
         ranks: The ranks that save.
@@ -204,16 +203,8 @@ def prepare_save(
     texts = {name: json.dumps(value, sort_keys=True) for name, value in asdict(notes).items()}
     ranks.require_equal({"path": str(folder), **texts, **contents.dense_optimizers(), **shapes})
 
-    def start() -> str:
-        if ranks.rank == 0:
-            folder.make()
-            with suppress(CheckpointError):  # the files of a damaged checkpoint stay until then
-                folder.remove(unlisted_files(folder))
-        return new_id()
-
-    records = ranks.gather((ranks.attempt(start), _optimizer_records(contents)))
     optimizers: dict[str, Any] = {}
-    for _, rank_optimizers in reversed(records):
+    for rank_optimizers in reversed(ranks.gather(_optimizer_records(contents))):
         optimizers |= rank_optimizers
 
     plan = json.loads(contents.plan.to_json()) if contents.plan is not None else None
@@ -223,7 +214,7 @@ def prepare_save(
         "plan": plan,
         "optimizers": optimizers,
     }
-    return PreparedSave(folder, records[0][0], index, blocks, manifest)
+    return PreparedSave(folder, index, blocks, manifest)
 
 
 def _check_folder(folder: Folder) -> None:
@@ -312,23 +303,50 @@ def write_save(
     Raises:
         CheckpointError: A rank could not write, or has ended; the previous checkpoint is unchanged.
     """
+    with ExitStack() as lock:
 
-    def complete() -> None:
-        if ranks.rank == 0:
-            _complete(save, written)
-            on_complete()
+        def start() -> str:
+            if ranks.rank == 0:
+                _start(save.folder, lock)
+            return new_id()
 
+        def complete() -> None:
+            if ranks.rank == 0:
+                _complete(save, save_id, written)
+                on_complete()
+
+        save_id = ranks.gather(ranks.attempt(start))[0]
+        try:
+            written = ranks.gather(ranks.attempt(lambda: _write_blocks(save, save_id, ranks.rank)))
+            ranks.attempt(complete)
+        except BaseException:
+            if ranks.rank == 0:
+                with suppress(Exception):
+                    own = [name for name in unlisted_files(save.folder) if save_id in name]
+                    save.folder.remove(own)
+                    save.folder.remove_if_empty()
+            raise
+
+
+def _start(folder: Folder, lock: ExitStack) -> None:
+    """Create the folder, lock it, and remove the files of interrupted saves.
+
+    Raises:
+        CheckpointError: Another run is saving into it.
+    """
+    folder.make()
     try:
-        written = ranks.gather(ranks.attempt(lambda: _write_blocks(save, ranks.rank)))
-        ranks.attempt(complete)
-    except BaseException:
-        if ranks.rank == 0:
-            with suppress(Exception):
-                remove_unlisted(save.folder)
-        raise
+        is_locked = lock.enter_context(folder.locked())
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another save into {folder} is under way: two runs that save to one path overwrite "
+            "each other; give each its own"
+        ) from None
+    with suppress(CheckpointError):  # the files of a damaged checkpoint stay until then
+        remove_unlisted(folder, is_locked)
 
 
-def _write_blocks(save: PreparedSave, rank: int) -> _Written:
+def _write_blocks(save: PreparedSave, save_id: str, rank: int) -> _Written:
     """Write this rank's blocks to one file, one block in memory at a time, and flush it.
 
     Of blocks of zeros that have one shape and dtype only the first is written: rows of a table that
@@ -340,7 +358,7 @@ def _write_blocks(save: PreparedSave, rank: int) -> _Written:
     if not save.blocks:
         return save.index, {}
 
-    file_name = f"__{rank}_{save.id}_0.distcp"
+    file_name = f"__{rank}_{save_id}_0.distcp"
     file_size = 0
     crc32 = 0
     zeros: dict[tuple[torch.Size, torch.dtype], tuple[int, int]] = {}
@@ -375,7 +393,7 @@ def _serialize(numbers: torch.Tensor) -> memoryview:
     return buffer.getbuffer()
 
 
-def _complete(save: PreparedSave, written: Sequence[_Written]) -> None:
+def _complete(save: PreparedSave, save_id: str, written: Sequence[_Written]) -> None:
     """Write the index, replace the manifest, and remove the previous checkpoint's files.
 
     Raises:
@@ -383,7 +401,7 @@ def _complete(save: PreparedSave, written: Sequence[_Written]) -> None:
     """
     index = _merge_blocks(written)
     content = index_to_text(index).encode()
-    index_name = f"{save.id}.index"
+    index_name = f"{save_id}.index"
     save.folder.replace(index_name, content)
 
     files = {index_name: FileRecord(len(content), f"{zlib.crc32(content):08x}")}
@@ -398,10 +416,13 @@ def _complete(save: PreparedSave, written: Sequence[_Written]) -> None:
             "another run saves to the same path, or the ranks see different disks"
         ) from None
 
+    replaced: list[str] = []
+    with suppress(CheckpointError):  # there is none, or it is damaged
+        replaced = list(read_manifest(save.folder).files)
     save.folder.replace(MANIFEST, manifest.to_text().encode())
     save.folder.replace(METADATA, pickle.dumps(torch_metadata(index)))
     with suppress(OSError):  # the next save removes them
-        remove_unlisted(save.folder)
+        save.folder.remove(replaced)
 
 
 def _merge_blocks(written: Sequence[_Written]) -> Index:
