@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q
 
 UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak"
-QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak and not slow and not world4"
+QUICK := tests -n $(JOBS) --dist worksteal --hypothesis-profile=quick -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
 .PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions unpinned wheel bare clean clean-venv format

@@ -45,6 +45,8 @@ settings.register_profile(
 settings.register_profile(
     "random", settings.get_profile("repeatable"), derandomize=False, print_blob=True
 )
+# `make quick`: the first of the examples.
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=12)
 settings.load_profile("repeatable")
 # Hypothesis also draws numbers from the source of the modules imported so far, which depend on the
 # tests run before.

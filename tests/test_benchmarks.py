@@ -133,6 +133,7 @@ def bars_of(report: dict[str, Any], clock: str = "cpu") -> dict[str, float | Non
     }
 
 
+@pytest.mark.slow
 def test_operations_are_compared_with_the_peer(twin: Path):
     kjt, ebc, quant = reports_of(
         twin,
@@ -174,6 +175,7 @@ def test_operations_are_compared_with_the_peer(twin: Path):
     assert [row["ratio"]["median"] for row in rows if "tutorec" in row["title"]] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_benchmarks_without_a_peer_judge_what_they_say(twin: Path):
     mc, cache = reports_of(twin, "mc", "cache --sizes 10,50", peer=False)
     bars = bars_of(mc)
@@ -192,6 +194,7 @@ def test_benchmarks_without_a_peer_judge_what_they_say(twin: Path):
     assert rates == ["10 % of the rows, lru", "50 % of the rows, lru", "10 % of the rows, lfu"]
 
 
+@pytest.mark.slow
 def test_backends_are_compared_on_the_cpu_clock(twin: Path):
     if backend().name == "fbgemm":
         [report] = reports_of(twin, "backends", peer=False)
@@ -199,6 +202,7 @@ def test_backends_are_compared_on_the_cpu_clock(twin: Path):
         assert bars == {"forward: torch / fbgemm": 2.0, "step: torch / fbgemm": 2.0}
 
 
+@pytest.mark.slow
 def test_planner_compares_plans_and_times(twin: Path):
     [report] = reports_of(twin, "planner --sizes 10x2,10x8")
     titles = [comparison["title"] for comparison in report["comparisons"]]
@@ -213,6 +217,7 @@ def test_planner_compares_plans_and_times(twin: Path):
     assert judged <= {"met", "missed"}
 
 
+@pytest.mark.slow
 def test_ranks_are_compared_with_the_peer(twin: Path):
     cases = (
         "exchange,forward-table_wise,step-table_wise,step-table_wise-sgd,step-row_wise,"
@@ -311,6 +316,7 @@ def test_import_compares_cold_processes(twin: Path):
     }
 
 
+@pytest.mark.slow
 def test_gpu_judges_wall_time_and_shows_the_share_of_a_copy(twin: Path):
     [report] = reports_of(twin, "gpu --device cpu")
     bars = bars_of(report, "wall")
@@ -328,6 +334,7 @@ def test_gpu_judges_wall_time_and_shows_the_share_of_a_copy(twin: Path):
     assert bars == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "change", "runs"),
     [

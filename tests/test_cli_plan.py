@@ -82,6 +82,7 @@ def test_optimal_plan_tells_its_gap(tables: str, capsys: pytest.CaptureFixture[s
     assert "mixed-integer program" in capsys.readouterr().out.replace("\n        ", " ")
 
 
+@pytest.mark.slow
 def test_command_runs_as_a_module(tables: str):
     command = [sys.executable, "-m", "tutorec", "plan", tables, "--topology", "2xlaptop"]
     environment = {**os.environ, "PYTHONWARNINGS": "error"}

@@ -81,6 +81,7 @@ EmbeddingBagCollection(tables=tables)(batch).values()
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_first_forward_loads_nothing_heavy(backend: str):
     extra = modules_after(FIRST_FORWARD, TUTOREC_BACKEND=backend)

@@ -98,6 +98,7 @@ def test_the_notebook_runs_where_there_is_torch_alone(tmp_path: Path):
     assert "loss in step 45:" in ran.stdout
 
 
+@pytest.mark.slow
 def test_it_is_less_than_a_hundredth_of_the_library():
     def lines(path: Path) -> int:
         code = without_docstrings(path.read_text(encoding="utf-8"))

@@ -102,6 +102,7 @@ def test_an_answer_to_an_earlier_run_is_not_taken_for_this_one():
         assert world.run(len, ()) == [0]
 
 
+@pytest.mark.slow
 @needs_fork
 def test_a_fork_of_the_caller_is_refused_and_told_what_to_do():
     text = """

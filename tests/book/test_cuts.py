@@ -58,6 +58,7 @@ def of_the_script() -> list[list[dict[str, float | str]]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs node, which runs the page's script")
 def test_the_script_computes_what_the_library_computes():
     for case, lines in zip(CASES, of_the_script(), strict=True):

@@ -17,6 +17,7 @@ from tutorec.distributed.plan.plan import ShardingType
 PAGE = " ".join((ROOT / "book/many_machines.md").read_text(encoding="utf-8").split())
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_line_for_each_number_of_gpus():
     for name, first in (("one", "8"), ("replicas", "256")):
         rows = machines.rows(name)
@@ -81,6 +82,7 @@ def sentences() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(5))
 def test_the_numbers_in_the_sentences_are_computed(number):
     assert sentences()[number] in PAGE

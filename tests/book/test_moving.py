@@ -30,6 +30,7 @@ def block(start: str) -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "printed"),
     [

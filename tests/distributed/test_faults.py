@@ -138,6 +138,7 @@ def test_a_rank_that_exits_is_named_at_either_place(world, failure, at, odd):
     assert "exit code 5" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="uses Linux signals")
 def test_a_rank_that_is_killed_is_named_with_the_signal_and_new_ranks_train(world, failure):
     error = failure(world, "is killed", "before backward")

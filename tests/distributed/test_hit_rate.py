@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil
+from typing import Any
 
 import pytest
 import torch
+from pairwise import pairwise_cover
 
 from tutorec._kernels.row_cache import RowCache
 from tutorec.datasets.ids import power_law_ids
@@ -19,6 +22,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 ROWS, IDS = 3_000, 150
+FULL = pytest.mark.full
 
 
 def measured(
@@ -35,9 +39,25 @@ def measured(
     return cache.counts.hit_rate
 
 
-@pytest.mark.parametrize(("algorithm", "admitted"), [("lru", None), ("lru", 1), ("lfu", None)])
-@pytest.mark.parametrize("slots", [10, 30, 60, 100, 150, 300, 900])  # a batch has 56 to 123 rows
-@pytest.mark.parametrize("exponent", [0.8, 1.05, 1.3])
+# Exponents of the law, slots (a batch has 56 to 123 rows), and what the cache does.
+MATRIX = (
+    [0.8, 1.05, 1.3],
+    [10, 30, 60, 100, 150, 300, 900],
+    [("lru", None), ("lru", 1), ("lfu", None)],
+)
+
+
+def caches() -> list[Any]:
+    """Each two values of two parameters meet by default; `pytest -m full` runs the product."""
+    cover = pairwise_cover(MATRIX)
+    return [
+        pytest.param(exponent, slots, *rule, marks=() if (exponent, slots, rule) in cover else FULL)
+        for exponent, slots, rule in product(*MATRIX)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exponent", "slots", "algorithm", "admitted"), caches())
 def test_predicted_and_measured_hit_rates_agree_within_two_points(
     exponent, slots, algorithm, admitted
 ):

@@ -85,6 +85,7 @@ def test_variable_batches_are_what_the_unsharded_module_makes_of_them(name, data
         same(module(features), quantized(features))
 
 
+@pytest.mark.slow
 @both
 def test_scripted_modules_give_the_bits_of_eager_ones(name):
     words = {"things": row_wise(), "people": column_wise(ranks=[1, 0]), "shops": table_wise(rank=1)}

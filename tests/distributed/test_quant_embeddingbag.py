@@ -169,6 +169,7 @@ def reordering_bound(quantized, features, weighted):
     return torch.cat(columns, dim=1)
 
 
+@pytest.mark.slow
 @both
 @FEW_EXAMPLES
 @given(data=st.data())

@@ -91,6 +91,7 @@ def _stopped_and_gone_on(main: Callable[[list[str]], int], folder: Path) -> list
     return out.getvalue().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main", MAINS)
 def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
     ranks: Callable[..., Ranks], main: Callable[[list[str]], int], tmp_path: Path

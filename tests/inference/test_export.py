@@ -16,14 +16,18 @@ from tutorec._kernels.backend import backend, use_backend
 from tutorec.inference.export import export_model, load_exported, save_exported
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
+# To export a program takes seconds: `make quick` exports one.
 BACKENDS = [
-    "torch",
+    pytest.param("torch", marks=pytest.mark.slow),
     pytest.param(
         "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
     ),
 ]
 both = pytest.mark.parametrize("name", BACKENDS)
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "quantized" else pytest.mark.slow) for kind in KINDS],
+)
 
 
 @cache
@@ -70,6 +74,7 @@ def test_a_program_refuses_ids_that_are_no_rows(name: str, kind: str, wrong: int
         )
 
 
+@pytest.mark.slow
 @kinds
 def test_a_program_takes_weights_and_keys_in_the_examples_order(kind: str):
     model = of_kind(Weighted(), kind)
@@ -81,6 +86,7 @@ def test_a_program_takes_weights_and_keys_in_the_examples_order(kind: str):
     assert program(features).keys() == model(features).keys()
 
 
+@pytest.mark.slow
 @kinds
 def test_a_model_of_two_answers_is_exported(kind: str):
     model = two_tower(kind)
@@ -103,6 +109,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_programs_run_in_a_new_process(tmp_path: Path):
     folders = [tmp_path / name for name in ("torch", "fbgemm") if name in ("torch", backend().name)]
     for folder in folders:

@@ -85,6 +85,7 @@ def test_every_kind_of_damage_is_found(name: str, tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_torch_reads_the_files_and_writes_files_that_are_read(tmp_path: Path) -> None:
     save_scripted(scripted(), tmp_path / "ours.pt")
     torch.jit.save(scripted(), str(tmp_path / "torchs.pt"))

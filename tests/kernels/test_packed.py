@@ -212,6 +212,7 @@ def test_traced_and_scripted_equal_eager(name, pooling):
                 assert torch.equal(operator(ids, offsets_of(lengths)), want)
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling):
@@ -230,6 +231,7 @@ def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling)
                 module(ids, lengths)
 
 
+@pytest.mark.slow
 @every
 def test_compiled_equals_eager_in_one_graph(name):
     # Older ones take a shape that depends on numbers into one graph when they are told to.

@@ -26,7 +26,7 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerKind, OptimizerSpec
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
@@ -425,9 +425,9 @@ def test_printed_form_under_fbgemm_is_that_of_the_documents():
     )
 
 
+@pytest.mark.slow
 @needs_fbgemm
-@pytest.mark.parametrize("kind", FBGEMM_KINDS["cpu"])
-def test_rows_that_do_not_fit_on_a_stack_are_trained_in_torch(kind: OptimizerKind):
+def test_rows_that_do_not_fit_on_a_stack_are_trained_in_torch():
     # in a process of its own, which fbgemm's kernels would end; on the stack of the smallest thread
     code = """
 import sys
@@ -442,11 +442,11 @@ from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_layout import PooledBatch
 
-kind, widest = sys.argv[1], fbgemm_cpu_columns(sys.argv[1])
-ids, offsets, rule = torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]), OptimizerSpec(kind, 0.5)
+ids, offsets = torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3])
 
 
-def train(columns):
+def train(kind, columns):
+    rule = OptimizerSpec(kind, 0.5)
     group = GroupSpec((TableSpec("item", 2, columns),), (0,))
     ones = [torch.ones(2, columns)]
     tables = build_table_batch(group, optimizer=rule, device=torch.device("cpu"), weights=ones)
@@ -459,20 +459,20 @@ def train(columns):
 
 
 stack_size(2 << 20)
-for columns in (widest, widest + 4, 8 * widest):
-    thread = Thread(target=train, args=[columns])
-    thread.start()
-    thread.join()
+for kind in sys.argv[1:]:
+    widest = fbgemm_cpu_columns(kind)
+    for columns in (widest, widest + 4, 8 * widest):
+        thread = Thread(target=train, args=[kind, columns])
+        thread.start()
+        thread.join()
 """
-    command = [sys.executable, "-c", code, kind]
+    kinds = FBGEMM_KINDS["cpu"]
+    command = [sys.executable, "-c", code, *kinds]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, (ran.returncode, ran.stderr)
+    assert ran.returncode == 0, (ran.returncode, ran.stdout, ran.stderr)
     lines = ran.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        f"fbgemm.{kind}",
-        f"torch.{kind}",
-        f"torch.{kind}",
-    ]
+    expected = [f"{where}.{kind}" for kind in kinds for where in ("fbgemm", "torch", "torch")]
+    assert [line.split()[0] for line in lines] == expected
     assert all(line.endswith("tensor(True)") for line in lines)
 
 

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from threading import Event, Thread
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from kernels.implementations import copy_numbers, implementation, needs_fbgemm
+from pairwise import pairwise_cover
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -98,10 +100,21 @@ def step(tables: TableBatch, given: Batch) -> Tensor:
     return pooled.detach()
 
 
-@backends
-@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
-@pytest.mark.parametrize("rows", [1, 3, 15, 100])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def trainings() -> list[Any]:
+    """Each two values of two parameters meet by default; `pytest -m full` runs the product."""
+    matrix = (["torch", "fbgemm"], ["lru", "lfu"], [1, 3, 15, 100], range(len(RULES)))
+    cover = pairwise_cover(matrix)
+    cases = []
+    for case in product(*matrix):
+        name, algorithm, rows, rule = case
+        marks = [needs_fbgemm] if name == "fbgemm" else []
+        marks += [] if case in cover else [pytest.mark.full]
+        words = f"{name}-{algorithm}-{rows}-{RULES[rule].kind}"
+        cases.append(pytest.param(name, algorithm, rows, RULES[rule], marks=marks, id=words))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "algorithm", "rows", "rule"), trainings())
 def test_training_equals_that_of_tables_in_memory(name, algorithm, rows, rule):
     with implementation(name):
         plain, cached = pair(group(), rule, rows, algorithm)

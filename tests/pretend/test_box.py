@@ -1,8 +1,8 @@
-"""The quick start, every chapter, the examples and the tests of sharded modules on pretended GPU
-boxes.
+"""The quick start, chapters, the examples and the tests of sharded modules on pretended GPU boxes.
 
-With 2 GPUs all of it runs by default, with 1 and 8 the short part; `pytest -m full tests/pretend`
-runs the rest.
+By default the short part runs, most of it on 2 GPUs. `pytest -m full tests/pretend` runs every
+chapter on 1, 2 and 8 GPUs and the tests of all sharded modules; `make gpu` runs every chapter on
+real ones.
 """
 
 from __future__ import annotations
@@ -32,6 +32,19 @@ BEYOND = {
     # the same; and rows in host memory want fbgemm's CUDA wheel
     "train_pipeline/test_staged.py": "((tensor and dict) or tables_in_files)",
 }
+# The chapters that run by default. Between them they use each part of the library that moves
+# tensors to GPUs: DistributedModelParallel, optimizers, pipelines with their streams, managed
+# collisions, load balancing, a TensorDict.
+CHAPTERS = (
+    "05_first_training.ipynb",
+    "10_dmp.ipynb",
+    "11_optimizers.ipynb",
+    "15_train_pipelines.ipynb",
+    "18_dynamic_vocabularies.ipynb",
+    "19_load_balancing.ipynb",
+    "document_3_sharding.ipynb",
+    "document_5_tensordict.ipynb",
+)
 # What makes a chapter shorter and runs no other line of it: fewer samples, steps, seeds or tables.
 SHORTER = {
     "01_recommender.ipynb": {"store = shop()": "store = shop(rows=20_000, test_rows=4_000)"},
@@ -129,11 +142,17 @@ def test_the_quick_start_runs(gpus, run, tmp_path):
     )
 
 
+def chapters() -> list[Any]:
+    """Every chapter on 1, 2 and 8 GPUs, most of them in the full run."""
+    cases = [(notebook, gpus) for gpus in (1, 2, 8) for notebook in NOTEBOOKS]
+    return [
+        pytest.param(*case, marks=() if case[0] in CHAPTERS and case[1] == 2 else pytest.mark.full)
+        for case in cases
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-@pytest.mark.parametrize(
-    "gpus", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(8, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("notebook", "gpus"), chapters())
 def test_a_chapter_runs(notebook, gpus):
     on_box(gpus, [ROOT / "notebooks" / notebook, *chain(*SHORTER.get(notebook, {}).items())])
 

@@ -493,6 +493,7 @@ print(peak.growth / (120_000 * 80))
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak"
 )

@@ -255,6 +255,7 @@ def test_meta_tensors_convert_without_their_numbers() -> None:
     assert td_to_kjt({"item": nested}).lengths().shape == (2,)
 
 
+@pytest.mark.slow
 def test_making_a_nested_tensor_says_nothing() -> None:
     code = "\n".join(
         [

@@ -364,6 +364,7 @@ def test_a_script_that_ends_waits_for_the_save_under_way(tmp_path):
     assert read_info(tmp_path / "step-3").step == 3
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_says_that_the_save_under_way_has_failed(tmp_path):
     done = run_script(tmp_path, True)
     assert done.stdout == "training ends\n"

@@ -114,6 +114,7 @@ def test_fixed_instances_are_within_a_fifth_of_the_bound(
     assert cost(problem, found) <= 1.2 * lower_bound(problem).ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tables", "world_size"), [(60, 8), (120, 64)])
 def test_where_memory_is_loose_the_bound_is_near(tables: int, world_size: int) -> None:
     problem = model(0, tables, world_size, 8, 0.1)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from distributed import cases, checkpoint_cases, row_cases
 from distributed.cases import KINDS, OPTIMIZERS, batch, coefficients, samples_of, seed_of
-from distributed.pairwise import pairwise_cover
+from pairwise import pairwise_cover
 from torch import Tensor
 from torch.testing import assert_close
 

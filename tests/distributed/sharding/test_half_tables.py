@@ -11,7 +11,7 @@ import pytest
 import torch
 from distributed import cases
 from distributed.cases import KINDS, MIXES, OPTIMIZERS, batch, coefficients, samples_of, seed_of
-from distributed.pairwise import pairwise_cover
+from pairwise import pairwise_cover
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -32,8 +32,8 @@ from distributed.cases import (
     seed_of,
     shard,
 )
-from distributed.pairwise import pairwise_cover
 from kernels.implementations import CUDA_ADAPTER, implementation
+from pairwise import pairwise_cover
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend

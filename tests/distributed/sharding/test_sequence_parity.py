@@ -25,9 +25,9 @@ from distributed.cases import (
     samples_of,
     seed_of,
 )
-from distributed.pairwise import pairwise_cover
 from distributed.row_cases import KEYS, RowsReference, collection, held, lists, loss, plain, shard
 from kernels.implementations import CUDA_ADAPTER, implementation
+from pairwise import pairwise_cover
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from distributed.cases import KINDS, MIXES
-from distributed.pairwise import pairwise_cover
 from distributed.train_pipeline.pipeline_cases import (
     AS_TENSOR_DICT,
     INPUTS,
@@ -28,6 +27,7 @@ from distributed.train_pipeline.pipeline_cases import (
     samples,
     state,
 )
+from pairwise import pairwise_cover
 
 from tutorec._kernels.backend import use_backend
 from tutorec.spmd import Ranks
