@@ -14,8 +14,7 @@ from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.jagged import lengths_to_offsets
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 

@@ -31,11 +31,10 @@ from benchmarks.harness import Bar, Report, Sample, compare, interleave, machine
 from benchmarks.library import RATE, Sizes, chosen
 from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
-from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pages import drop_pages
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.row_file import CacheAlgorithm, CacheSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_cached import CachedTableBatch

@@ -26,7 +26,7 @@ from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.sparse.tensor_dict import kjt_to_td
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 
 PLAIN = "plain loop"
 PIPELINES = "distributed.train_pipeline.train_pipelines"

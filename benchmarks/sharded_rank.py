@@ -41,7 +41,7 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 
 _STAGE = "bench"
 

@@ -23,7 +23,7 @@ from tutorec.datasets.utils import Batch
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 
 DENSE_RATE = 0.01
 _TABLES = "model.sparse_arch.embedding_bag_collection"

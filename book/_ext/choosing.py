@@ -16,7 +16,7 @@ import numpy as np
 from sphinx.application import Sphinx
 from tables import GeneratedTable
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.plan.sizes import cut_arrays
 from tutorec.distributed.planner.cost import fixed_cost, shard_perf

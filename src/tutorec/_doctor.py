@@ -204,8 +204,7 @@ def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
     """The kernels behind each request, read from operators that are built on a small table."""
     import torch
 
-    from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
-    from tutorec._kernels.table_specs import GroupSpec, TableSpec
+    from tutorec._kernels.specs import GroupSpec, OptimizerKind, OptimizerSpec, TableSpec
     from tutorec._kernels.tbe_build import build_table_batch
 
     group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))

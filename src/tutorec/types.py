@@ -31,7 +31,7 @@ class DataType(Enum):
         return self.value
 
 
-_DTYPES: dict[DataType, torch.dtype] = {
+DTYPES: dict[DataType, torch.dtype] = {
     DataType.FP32: torch.float32,
     DataType.FP16: torch.float16,
     DataType.BF16: torch.bfloat16,
@@ -43,9 +43,7 @@ _DTYPES: dict[DataType, torch.dtype] = {
     DataType.INT2: torch.quint2x4,
     DataType.NFP8: torch.float8_e4m3fn,
 }
-_DATA_TYPES: dict[torch.dtype, DataType] = {
-    dtype: data_type for data_type, dtype in _DTYPES.items()
-}
+_DATA_TYPES: dict[torch.dtype, DataType] = {dtype: data_type for data_type, dtype in DTYPES.items()}
 
 
 def data_type_to_dtype(data_type: DataType) -> torch.dtype:
@@ -61,7 +59,7 @@ def data_type_to_dtype(data_type: DataType) -> torch.dtype:
         >>> data_type_to_dtype(DataType.FP32)
         torch.float32
     """
-    return _DTYPES[data_type]
+    return DTYPES[data_type]
 
 
 def dtype_to_data_type(dtype: torch.dtype) -> DataType:

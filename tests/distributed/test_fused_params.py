@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward

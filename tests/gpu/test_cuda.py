@@ -12,17 +12,18 @@ import quant.equals
 import torch
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.optimizer_spec import (
-    FBGEMM_KINDS,
-    OptimizerKind,
-    OptimizerSpec,
-    UpdateStep,
-)
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.scattered_tables import address_tables
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import (
+    FBGEMM_KINDS,
+    GroupSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    TableSpec,
+    UpdateStep,
+)
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_layout import PooledBatch

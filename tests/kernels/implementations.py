@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tutorec._kernels import adagrad_stalls, tbe, tbe_build, tbe_cuda, tbe_fbgemm
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.wheels import BackendChoice
 from tutorec.errors import BackendError

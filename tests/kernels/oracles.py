@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 
 
 def embedding_bag_forward(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tutorec._kernels import tbe_cuda
 from tutorec._kernels.backend import fbgemm_module
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec
 
 _INVOKERS = "fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_"
 _ON_DEVICE = 0  # fbgemm's code of the place where the rows of a CUDA table are

@@ -327,8 +327,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 theirs = SplitTableBatchedEmbeddingBagsCodegen([(5, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)])
 theirs(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import OptimizerSpec
+from tutorec._kernels.specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 ours = build_table_batch(GroupSpec((TableSpec("item", 5, 4),), (0,)), optimizer=OptimizerSpec("sgd"),
                          device=torch.device("cpu"))

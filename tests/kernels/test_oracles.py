@@ -13,7 +13,7 @@ from kernels.oracles import (
 )
 from torch.testing import assert_close
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 
 IDS = torch.tensor([1, 1, 4, 0])
 OFFSETS = torch.tensor([0, 2, 2, 4])

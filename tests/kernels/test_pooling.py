@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from strategies import halves
 from torch.testing import assert_close
 
-from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import POOLINGS, PoolingKind, kernel_pooling
 
 BAGS = st.lists(st.lists(halves, max_size=4), max_size=5)
 

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from tutorec._kernels import adagrad_stalls
 from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.backend import backend, use_backend
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_layout import PooledBatch
 

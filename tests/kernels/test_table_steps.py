@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
-from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import (
+    GroupSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    PoolingKind,
+    TableSpec,
+    kernel_pooling,
+)
 from tutorec._kernels.table_steps import step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch

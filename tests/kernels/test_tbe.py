@@ -26,9 +26,13 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
-from tutorec._kernels.pooling import PoolingKind
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import (
+    FBGEMM_KINDS,
+    GroupSpec,
+    OptimizerSpec,
+    PoolingKind,
+    TableSpec,
+)
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 
@@ -435,9 +439,9 @@ from threading import Thread, stack_size
 
 import torch
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec, fbgemm_cpu_columns
+from tutorec._kernels.specs import OptimizerSpec, fbgemm_cpu_columns
 from tutorec._kernels.scattered_tables import address_tables
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, TableSpec
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_layout import PooledBatch

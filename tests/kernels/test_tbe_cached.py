@@ -22,10 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels import row_file
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, zeros_in_file
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, PoolingKind, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_cached import CachedTableBatch

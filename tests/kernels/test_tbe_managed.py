@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels import tbe_cuda
 from tutorec._kernels.backend import fbgemm_module, use_backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import FBGEMM_KINDS, GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_managed import ManagedCachingTableBatch, ManagedTableBatch

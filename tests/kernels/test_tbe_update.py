@@ -8,7 +8,7 @@ from kernels import oracles
 from torch.testing import assert_close
 
 from tutorec._kernels import tbe_update
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 
 

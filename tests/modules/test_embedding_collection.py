@@ -15,8 +15,11 @@ from strategies import jagged_batches, rows_of, sequence_tables
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from tutorec.modules.embedding_tables import get_embedding_names_by_table
+from tutorec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    get_embedding_names_by_table,
+)
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType, data_type_to_dtype

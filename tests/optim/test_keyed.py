@@ -10,8 +10,7 @@ import torch
 from kernels.implementations import copy_numbers
 from torch import nn
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.optim import (

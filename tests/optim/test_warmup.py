@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.optim import (
     CombinedOptimizer,

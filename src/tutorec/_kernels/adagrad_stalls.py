@@ -7,8 +7,8 @@ from time import perf_counter
 
 import torch
 
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["updates_in_torch"]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.specs import GroupSpec
 from tutorec._kernels.table_steps import TouchedRows, touched_rows
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.tbe_update import sum_rows

@@ -7,30 +7,10 @@ weights of a sum.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-__all__ = ["POOLINGS", "PoolingKind", "bag_weights", "kernel_pooling"]
-
-PoolingKind = Literal["sum", "mean", "sqrtn", "none"]
-POOLINGS: tuple[PoolingKind, ...] = ("sum", "mean", "sqrtn", "none")
-
-
-def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
-    """The pooling that a kernel is asked for when it gets the weights of ``bag_weights``.
-
-    Example:
-        >>> from tutorec._kernels.pooling import kernel_pooling
-        >>> (
-        ...     kernel_pooling("sqrtn", weighted=False),
-        ...     kernel_pooling("mean", False),
-        ...     kernel_pooling("mean", True),
-        ... )
-        ('sum', 'mean', 'sum')
-    """
-    return "sum" if pooling == "sqrtn" or (pooling == "mean" and weighted) else pooling
+__all__ = ["bag_weights"]
 
 
 def bag_weights(

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.specs import UpdateStep
 
 __all__ = ["move_rows"]
 
@@ -41,7 +41,7 @@ def move_rows(
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
+        >>> from tutorec._kernels.specs import OptimizerSpec, UpdateStep
         >>> from tutorec._kernels.row_rules import move_rows
         >>> matrix, state = torch.zeros(3, 2), torch.zeros(3, 2)
         >>> step = UpdateStep(OptimizerSpec("adagrad", eps=0.0), rate=0.5)

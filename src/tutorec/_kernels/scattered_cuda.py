@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.backend import fbgemm_module
-from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.specs import UpdateStep
 
 __all__ = ["look_up", "update"]
 

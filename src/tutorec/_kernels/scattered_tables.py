@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep, fbgemm_cpu_columns
+from tutorec._kernels.specs import FBGEMM_KINDS, UpdateStep, fbgemm_cpu_columns
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["ScatteredTables", "address_tables"]

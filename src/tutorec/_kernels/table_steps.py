@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.adagrad_stalls import updates_in_torch
-from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.specs import UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.tbe_update import RowGroups, apply_update, sort_rows
 
@@ -139,7 +139,7 @@ def step_tables(
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
+        >>> from tutorec._kernels.specs import OptimizerSpec
         >>> table = torch.zeros(3, 4)
         >>> batch = PooledBatch(
         ...     torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,)

@@ -38,9 +38,15 @@ from torch import Tensor, nn
 
 from tutorec._check import require_finite
 from tutorec._kernels.lookup_nodes import GradientListener, ReportedLookup, WeightsGradient
-from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
-from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.table_specs import GroupSpec, memory_of_tables
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import (
+    GroupSpec,
+    OptimizerSpec,
+    PoolingKind,
+    UpdateStep,
+    kernel_pooling,
+    memory_of_tables,
+)
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["TableBatch"]
@@ -79,6 +85,7 @@ class TableBatch(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
+        self._state_specs = () if optimizer is None else optimizer.states
         # The pooling that the kernel runs: sqrtn and the mean of weighted rows reach it as a sum.
         self._pooling: PoolingKind = kernel_pooling(spec.pooling, spec.weighted)
         self.gradient_listener: GradientListener | None = None
@@ -112,7 +119,7 @@ class TableBatch(nn.Module, ABC):
         zeros: Callable[..., Tensor] | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Zeros for all tables and each state, one number for each element or for each row."""
-        states = () if self.optimizer is None else self.optimizer.states
+        states = self._state_specs
         zeros = zeros or partial(torch.zeros, device=device)
         row_states = sum(state.rowwise for state in states)
         element_bytes = self.spec.dtype.itemsize + 4 * (len(states) - row_states)
@@ -186,7 +193,7 @@ class TableBatch(nn.Module, ABC):
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Live state of each table by the names of ``OptimizerSpec.states``, and ``step``."""
-        names = [] if self.optimizer is None else [state.name for state in self.optimizer.states]
+        names = [state.name for state in self._state_specs]
         by_name = [dict(zip(names, states, strict=True)) for states in self._states]
         for state, count in zip(by_name, self._counts, strict=False):
             state["step"] = count
@@ -234,12 +241,11 @@ class TableBatch(nn.Module, ABC):
         self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
         flat = self._flat.detach()
         tables = range(len(self.spec.tables))
-        specs = () if self.optimizer is None else self.optimizer.states
         views = [self._view(flat, table, False) for table in tables]
         self._states = [
             tuple(
                 self._view(buffer, table, state.rowwise)
-                for buffer, state in zip(self._kept, specs, strict=True)
+                for buffer, state in zip(self._kept, self._state_specs, strict=True)
             )
             for table in tables
         ]

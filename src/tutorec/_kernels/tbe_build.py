@@ -9,9 +9,14 @@ from functools import partial
 import torch
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, fbgemm_cpu_columns
 from tutorec._kernels.row_file import CacheSpec, zeros_in_file
-from tutorec._kernels.table_specs import FirstRows, GroupSpec
+from tutorec._kernels.specs import (
+    FBGEMM_KINDS,
+    FirstRows,
+    GroupSpec,
+    OptimizerSpec,
+    fbgemm_cpu_columns,
+)
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.unwritten import unwritten_zeros
 
@@ -55,8 +60,7 @@ def build_table_batch(
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
+        >>> from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
         >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
         >>> op = build_table_batch(

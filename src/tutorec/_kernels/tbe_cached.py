@@ -23,10 +23,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts, CachedRows, RowCache
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, blocks_read, keep_in_memory
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 
 __all__ = ["CachedTableBatch"]

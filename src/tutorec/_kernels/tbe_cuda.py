@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tutorec._kernels import tbe_fbgemm
 from tutorec._kernels.backend import fbgemm_module, without_fbgemm_warnings
-from tutorec._kernels.optimizer_spec import OptimizerKind
+from tutorec._kernels.specs import OptimizerKind
 from tutorec._kernels.tbe_layout import empty_bags
 
 __all__ = [
@@ -136,11 +136,8 @@ class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
     def _buffers_of(self, module: Any) -> list[str]:
         """Names of the module's buffers: of the weights, and of each state."""
         suffix = self._place_on(module.current_device).suffix
-        states = () if self.optimizer is None else self.optimizer.states
-        return [
-            f"weights_{suffix}",
-            *(f"momentum{number}_{suffix}" for number, _ in enumerate(states, start=1)),
-        ]
+        states = range(1, len(self._state_specs) + 1)
+        return [f"weights_{suffix}", *(f"momentum{number}_{suffix}" for number in states)]
 
     def _bind_kernel(self) -> None:
         super()._bind_kernel()

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.lookup_nodes import as_one_buffer
-from tutorec._kernels.optimizer_spec import UpdateStep
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.specs import GroupSpec, UpdateStep
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import PooledBatch, column_slices, pick_columns, select_features

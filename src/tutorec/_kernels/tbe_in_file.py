@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.row_file import ask_for_pages, blocks_read
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.specs import GroupSpec
 from tutorec._kernels.tbe import TableBatch
 
 __all__ = ["PageRequests", "request_pages", "rows_by_table"]
@@ -83,7 +83,7 @@ def rows_by_table(spec: GroupSpec, values: Tensor, offsets: Tensor) -> Iterator[
         offsets: Where each bag begins ``[F*B+1]``.
 
     Example:
-        >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
+        >>> from tutorec._kernels.specs import GroupSpec, TableSpec
         >>> tables = (TableSpec("item", 10, 4), TableSpec("user", 10, 4))
         >>> spec = GroupSpec(tables, feature_tables=(0, 1, 0))  # two features share a table
         >>> ids, offsets = torch.tensor([7, 2, 9, 2, 5]), torch.tensor([0, 2, 3, 5])

@@ -18,9 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_cuda import FbgemmCudaTables, RowMemory
 
@@ -42,8 +41,7 @@ class ManagedTableBatch(FbgemmCudaTables):
 
     def _buffers_of(self, module: Any) -> list[str]:
         buffers = ["weights_uvm"]
-        states = () if self.optimizer is None else self.optimizer.states
-        for number, state in enumerate(states, start=1):
+        for number, state in enumerate(self._state_specs, start=1):
             memory = "dev" if state.rowwise else "uvm"
             buffers.append(f"momentum{number}_{memory}")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tutorec._kernels.lookup_nodes import Cut, as_one_buffer
-from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.specs import UpdateStep
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 from tutorec._kernels.tbe_update import apply_update, sort_rows
@@ -90,9 +90,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
                 buffer[row : row + rows]
                 if state.rowwise
                 else buffer[start : start + rows * columns].view(rows, columns)
-                for buffer, state in zip(
-                    self._kept, self.optimizer.states if self.optimizer else (), strict=True
-                )
+                for buffer, state in zip(self._kept, self._state_specs, strict=True)
             ]
             self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, states, shifts))
 

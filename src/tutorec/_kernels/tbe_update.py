@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.row_rules import move_rows
+from tutorec._kernels.specs import UpdateStep
 
 __all__ = ["RowGroups", "apply_update", "sort_ids", "sort_rows", "sum_rows"]
 

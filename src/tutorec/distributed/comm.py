@@ -23,8 +23,7 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.env import get_local_rank as get_local_rank
 from tutorec.distributed.core.env import get_local_size as get_local_size
 from tutorec.distributed.core.qcomm import CommCodec
-from tutorec.spmd.devices import backend_for, give_threads_time
-from tutorec.spmd.progress import note
+from tutorec.spmd.rank import backend_for, give_threads_time, note
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.optim.optimizers import in_backward_optimizer_filter
-from tutorec.spmd.devices import backend_for
+from tutorec.spmd.rank import backend_for
 
 # Buffers are not broadcast at each forward. torch 2.13 has a new name for the option and warns at
 # the old one.

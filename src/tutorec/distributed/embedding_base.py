@@ -52,8 +52,8 @@ from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     SparseFeaturesDist,
 )
-from tutorec.distributed.state.optimizer_state import ShardedStates
 from tutorec.distributed.state.state_dict import (
+    ShardedStates,
     copy_when_loading,
     keep_parameters,
     register_state_hooks,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec
 from tutorec.distributed.core.cache_params import CACHE_KEYS, is_fp32
 from tutorec.optim.emb_optim_type import EmbOptimType
 from tutorec.optim.optimizers import PartialRowWiseAdam

@@ -44,7 +44,7 @@ from tutorec.sparse.hashing import bucket_of
 from tutorec.sparse.jagged import jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import ids_by_offsets, ints_on_device
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 REMAPPED_IDS_STAGE = "remapped ids"
 MANAGED_SHARDINGS = (ShardingType.ROW_WISE, ShardingType.TABLE_WISE, ShardingType.TABLE_ROW_WISE)

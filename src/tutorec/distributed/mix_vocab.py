@@ -35,7 +35,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfi
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 Mode = Literal["sum", "mean", "max"]
 _TABLE = "all_rows"

@@ -24,7 +24,8 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.bucketize import bucketize
 from tutorec._kernels.packed import PackedTable
-from tutorec._kernels.pooling import PoolingKind, bag_weights
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import PoolingKind
 from tutorec.distributed.core.orders import OutputColumns
 from tutorec.distributed.core.tables import plan_member
 from tutorec.distributed.lookup.quant import DeviceLookup, QuantShard

@@ -32,8 +32,11 @@ from tutorec.distributed.quant_sharding import (
     shard_quant_tables,
 )
 from tutorec.distributed.state.state_dict import copy_when_loading
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
-from tutorec.modules.embedding_tables import get_embedding_names_by_table
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    PoolingType,
+    get_embedding_names_by_table,
+)
 from tutorec.quant.column_slices import cut_columns, join_columns
 from tutorec.quant.packed_tables import (
     PackedTables,
@@ -46,7 +49,7 @@ from tutorec.quant.packed_tables import (
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 _Out = TypeVar("_Out")
 

@@ -31,7 +31,7 @@ from tutorec.distributed.sharding_plan import (
     get_default_sharders,
 )
 from tutorec.quant.packed_tables import PackedTables
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 
 def shard(

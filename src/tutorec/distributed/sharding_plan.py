@@ -46,7 +46,7 @@ from tutorec.distributed.plan.plan import (
 )
 from tutorec.distributed.plan.plan import ShardingPlan as ShardingPlan
 from tutorec.distributed.quant_embedding import QUANT_SHARDERS
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 
 @dataclass(frozen=True)

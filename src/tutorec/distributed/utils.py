@@ -19,7 +19,7 @@ from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.fused_params import emb_optim_type
 from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.optim.emb_optim_type import EmbOptimType
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 from tutorec.types import DataType
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import combined_optimizer, train
 from tutorec.models.two_tower import Towers
 from tutorec.optim.rates import check_rate
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 from tutorec.spmd.worker import init
 
 KS = (1, 10, 50)  # recall is given at these

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import PoolingKind, kernel_pooling
 from tutorec._loaded import check_loaded
 from tutorec.awaitable import Awaitable
 from tutorec.modules.compressions import Compression, IdMap, Part, Whole
@@ -19,17 +20,17 @@ from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    checked_tables,
+    get_embedding_names_by_table,
     pooling_type_to_str,
 )
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, check_pooling
-from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.types import data_type_to_dtype
 
 # a collection's feature -> the caller's feature, and the map of its ids
 Features = dict[str, tuple[str, IdMap]]
@@ -223,7 +224,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         """Bytes of each table's weights, uncompressed and compressed."""
         sizes: dict[str, TableBytes] = {}
         for table in self._tables:
-            size = data_type_to_dtype(table.data_type).itemsize
+            size = table.dtype.itemsize
             part_tables = [stored_part.table for stored_part in self._parts[table.name]]
             stored = size * sum(
                 stored_part.num_embeddings * stored_part.embedding_dim

@@ -9,14 +9,15 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._loaded import check_loaded
-from tutorec.modules.embedding_configs import EmbeddingConfig, common_width
-from tutorec.modules.embedding_rows import samples_of_lists
-from tutorec.modules.embedding_tables import (
+from tutorec.modules.embedding_configs import (
+    EmbeddingConfig,
     checked_tables,
+    common_width,
     draw_weights,
     empty_weight,
     get_embedding_names_by_table,
 )
+from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
 from tutorec.sparse.graph_ids import check_ids_in_graph, least_rows
 from tutorec.sparse.id_check import check_ids

@@ -8,15 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import PoolingKind, kernel_pooling
 from tutorec._loaded import check_loaded
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.modules.embedding_collection import (
     EmbeddingCollectionInterface as EmbeddingCollectionInterface,
 )
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
-from tutorec.modules.embedding_tables import checked_tables, draw_weights, empty_weight
-from tutorec.modules.embedding_tables import (
+from tutorec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    PoolingType,
+    checked_tables,
+    draw_weights,
+    empty_weight,
+    pooling_type_to_str,
+)
+from tutorec.modules.embedding_configs import (
     get_embedding_names_by_table as get_embedding_names_by_table,
 )
 from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side

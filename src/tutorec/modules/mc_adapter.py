@@ -12,9 +12,9 @@ from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    checked_tables,
 )
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.modules.embedding_tables import checked_tables
 from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tutorec.modules.mc_base import ManagedCollisionModule

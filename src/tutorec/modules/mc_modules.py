@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, checked_tables
 from tutorec.modules.growing import JointGrowingLookup
 from tutorec.modules.hash_mc_joint import JointHashLookup
 from tutorec.modules.mc_base import JointLookup

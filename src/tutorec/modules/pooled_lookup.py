@@ -14,8 +14,9 @@ from operator import attrgetter, itemgetter
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.pooling import PoolingKind, bag_weights
+from tutorec._kernels.pooling import bag_weights
 from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.specs import PoolingKind
 from tutorec._kernels.tbe_layout import PooledBatch, select_features
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

@@ -162,8 +162,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
+        >>> from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
         >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> tables = build_table_batch(
         ...     GroupSpec((TableSpec("item", 3, 4),), feature_tables=(0,)),

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
-from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.specs import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
-from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_configs import (
+    EmbeddingConfig,
+    checked_tables,
+    get_embedding_names_by_table,
+)
 from tutorec.modules.embedding_rows import samples_of_lists
-from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mappings
 from tutorec.quant.feature_order import features_in_order

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
-from tutorec._kernels.pooling import PoolingKind
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
+from tutorec._kernels.specs import PoolingKind
+from tutorec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    checked_tables,
+    get_embedding_names_by_table,
+    pooling_type_to_str,
+)
 from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface, check_pooling
-from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mappings

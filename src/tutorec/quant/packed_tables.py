@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.packed_layout import RowAlignment, row_alignment
-from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.specs import PoolingKind
 from tutorec._loaded import is_sharded
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, check_numbers, pack_checked

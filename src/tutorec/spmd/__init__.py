@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from tutorec.spmd.devices import device
     from tutorec.spmd.held import held_bytes
     from tutorec.spmd.once import run_ranks
     from tutorec.spmd.pool import Ranks
+    from tutorec.spmd.rank import device
     from tutorec.spmd.worker import Kept, init
 
 _DEFINED_IN = {
     "Kept": ".worker",
     "Ranks": ".pool",
-    "device": ".devices",
+    "device": ".rank",
     "held_bytes": ".held",
     "init": ".worker",
     "run_ranks": ".once",

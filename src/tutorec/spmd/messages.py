@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tutorec._text import named_ranks
 from tutorec.errors import RankError
-from tutorec.spmd.progress import PROGRESS_BYTES
+from tutorec.spmd.rank import PROGRESS_BYTES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

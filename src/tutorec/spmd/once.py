@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tutorec.spmd.devices import under_torchrun
 from tutorec.spmd.pickling import call_arguments, dump, load
 from tutorec.spmd.pool import Ranks
+from tutorec.spmd.rank import under_torchrun
 from tutorec.spmd.worker import init
 
 

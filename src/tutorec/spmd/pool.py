@@ -44,7 +44,7 @@ from tutorec.spmd.pickling import (
     load,
     name_of,
 )
-from tutorec.spmd.progress import share_progress
+from tutorec.spmd.rank import share_progress
 from tutorec.spmd.start import RankProcess, WorkerOptions, finish, search_path, start_rank
 from tutorec.spmd.worker import (
     GREETING,

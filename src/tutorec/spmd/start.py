@@ -40,8 +40,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tutorec.spmd.devices import loopback
 from tutorec.spmd.messages import ending, working_folder
+from tutorec.spmd.rank import loopback
 
 METHOD_VARIABLE = "TUTOREC_RANKS_START"
 REPLY_SECONDS = 120.0

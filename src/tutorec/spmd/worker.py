@@ -28,15 +28,6 @@ from typing import TYPE_CHECKING, Any
 from multiprocess.connection import Connection
 
 from tutorec.errors import RankError
-from tutorec.spmd.devices import (
-    BOTH_BACKENDS,
-    device,
-    give_threads_time,
-    loopback,
-    own_gpu,
-    pick_backend,
-    under_torchrun,
-)
 from tutorec.spmd.messages import (
     Watch,
     failure_traceback,
@@ -45,7 +36,16 @@ from tutorec.spmd.messages import (
     whereabouts,
 )
 from tutorec.spmd.pickling import Constants, call_arguments, dump_value, load, name_of
-from tutorec.spmd.progress import share_progress
+from tutorec.spmd.rank import (
+    BOTH_BACKENDS,
+    device,
+    give_threads_time,
+    loopback,
+    own_gpu,
+    pick_backend,
+    share_progress,
+    under_torchrun,
+)
 
 if TYPE_CHECKING:
     import torch

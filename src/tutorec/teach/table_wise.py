@@ -13,7 +13,7 @@ from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 
 __all__ = ["table_wise_model"]
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.specs import OptimizerKind, OptimizerSpec
 from tutorec.distributed.checkpoint import (
     full_state_dict,
     latest_checkpoint,

@@ -12,9 +12,8 @@ from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, 
 from torch import nn
 
 from tutorec._kernels.id_index import IdIndex, SortedIdIndex
-from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.core.env import ShardingEnv

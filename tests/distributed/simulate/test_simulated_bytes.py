@@ -33,7 +33,7 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan, da
 from tutorec.distributed.simulate.simulation import simulate
 from tutorec.distributed.simulate.step import Simulation
 from tutorec.distributed.traffic import Traffic
-from tutorec.modules.embedding_tables import get_embedding_names_by_table
+from tutorec.modules.embedding_configs import get_embedding_names_by_table
 
 
 def planned(case: Case, pooled: bool, world_size: int, local_size: int) -> tuple[Any, Any]:

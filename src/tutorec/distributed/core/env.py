@@ -9,7 +9,7 @@ from itertools import groupby
 
 import torch.distributed as dist
 
-from tutorec.spmd.devices import under_torchrun
+from tutorec.spmd.rank import under_torchrun
 
 
 class ShardingEnv:

@@ -11,7 +11,6 @@ from tutorec._kernels.unwritten import copy_written_rows
 from tutorec.distributed.core.tables import TableGroup
 from tutorec.distributed.plan.geometry import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.types import data_type_to_dtype
 
 # Values initialized at once: 4 MB in addition to the shard.
 _BLOCK = 1 << 20
@@ -84,7 +83,7 @@ def draw_shard(
         >>> torch.equal(draw_shard(table, TableShard(1, 2, 1, 3, 2), seed=1), whole[2:5, 1:3])
         True
     """
-    dtype = data_type_to_dtype(config.data_type)
+    dtype = config.dtype
     drawn = torch.empty(shard.rows, shard.columns, dtype=dtype) if out is None else out
 
     if config.init_fn is not None:

@@ -15,10 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from tutorec._check import warn_caller
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.specs import GroupSpec, OptimizerSpec, PoolingKind, TableSpec
 from tutorec.distributed.core.cache_params import (
     CacheParams,
     TableCache,
@@ -34,10 +32,13 @@ from tutorec.distributed.fused_params import (
 from tutorec.distributed.plan.geometry import TableShard, checked_shards
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
-from tutorec.modules.embedding_tables import get_embedding_names_by_table
-from tutorec.spmd.devices import device as own_device
-from tutorec.types import data_type_to_dtype
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    PoolingType,
+    get_embedding_names_by_table,
+)
+from tutorec.spmd.rank import device as own_device
 
 _POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.SUM: "sum",
@@ -424,7 +425,7 @@ def _placed(
         name=config.name,
         rows=rows,
         columns=columns,
-        dtype=data_type_to_dtype(config.data_type),
+        dtype=config.dtype,
         pooling=_POOLINGS[config.pooling] if isinstance(config, EmbeddingBagConfig) else "none",
         weighted=rules.weighted,
         features=tuple(config.feature_names),
@@ -549,7 +550,8 @@ def warn_who_trains(
 
     unnamed = [name for name in fused if name not in in_backward]
     if unnamed and not names_optimizer(fused_params):
-        default = optimizer_spec(fused_params)
+        default = next(table.optimizer for table in trained if table.name in unnamed)
+        assert default is not None, "a fused table has an optimizer"
         them = "it" if len(unnamed) == 1 else "them"
         warn_caller(
             f"no optimizer is named for {_named(unnamed)}: {default.kind.upper()} with a learning "

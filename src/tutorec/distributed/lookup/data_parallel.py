@@ -27,7 +27,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from tutorec._kernels.pooling import bag_weights, kernel_pooling
+from tutorec._kernels.pooling import bag_weights
+from tutorec._kernels.specs import kernel_pooling
 from tutorec._kernels.tbe import TableBatch
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import gradient_divisor

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec._kernels.table_specs import FirstRows, GroupSpec
+from tutorec._kernels.specs import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.core.grouped_configs import GroupedEmbeddingConfig, grouped_config
 from tutorec.distributed.core.initial_rows import InitialRows

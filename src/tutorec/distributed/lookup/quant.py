@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
-from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.specs import PoolingKind
 from tutorec.quant.column_slices import cut_columns
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

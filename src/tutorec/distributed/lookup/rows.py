@@ -17,7 +17,7 @@ from itertools import accumulate, chain, pairwise
 import torch
 from torch import nn
 
-from tutorec._kernels.table_specs import FirstRows, GroupSpec
+from tutorec._kernels.specs import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.core.initial_rows import InitialRows
 from tutorec.distributed.core.tables import TableGroup

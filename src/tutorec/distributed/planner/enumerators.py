@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from tutorec._check import require_int
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec.distributed.core.cache_params import CacheParams, sharder_cache
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.core.tables import IN_FILE

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from tutorec._check import did_you_mean
-from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.packed import PackedTable
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
 from tutorec.distributed.planner.topology import PERF_FIELDS, Floats, Ints, Perf, Storage

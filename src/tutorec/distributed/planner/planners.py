@@ -68,7 +68,7 @@ from tutorec.distributed.planner.types import (
 )
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import bad_input
-from tutorec.spmd.devices import device as own_device
+from tutorec.spmd.rank import device as own_device
 
 _STAGE = "plan"
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec._kernels.tbe_build import runs_in_fbgemm
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.plan.plan import ShardingType

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.specs import PoolingKind
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.core.env import ShardingEnv
@@ -77,13 +77,8 @@ class PlacedSlots:
         self.env = env
         self.raw_ids: RawIds | None = None
         self.tables = list(tables)
-        self.groups_per_rank: list[list[TableGroup]] = []
-        self.per_rank: list[list[Slot]] = []
-
-        for rank in range(env.world_size):
-            groups = group_tables(tables, rank)
-            self.groups_per_rank.append(groups)
-            self.per_rank.append(_slots_of(groups))
+        self.groups_per_rank = [group_tables(tables, rank) for rank in range(env.world_size)]
+        self.per_rank = [_slots_of(groups) for groups in self.groups_per_rank]
 
     @property
     def local_groups(self) -> list[TableGroup]:

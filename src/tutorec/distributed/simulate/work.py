@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.specs import OptimizerSpec
 from tutorec.distributed.collectives import sparse_gradients
 from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
 from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE

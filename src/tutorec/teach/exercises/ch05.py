@@ -16,7 +16,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.on_ranks import on_ranks
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.on_ranks import tensors_on_ranks
 

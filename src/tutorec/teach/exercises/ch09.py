@@ -16,8 +16,8 @@ from tutorec.distributed.sharding_plan import (
     table_wise,
 )
 from tutorec.sparse.lists import kjt_from_lists
-from tutorec.spmd.devices import device
 from tutorec.spmd.held import held_bytes
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.hand_plans import TABLES, collection, judge, sharder
 from tutorec.teach.on_ranks import on_ranks

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutorec.quant.packing import pack_rows, unpack_rows
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.on_ranks import on_ranks
 from tutorec.types import DataType

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.on_ranks import tensors_on_ranks
 

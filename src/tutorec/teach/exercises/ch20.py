@@ -20,7 +20,7 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd.devices import device
+from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake, is_untouched
 from tutorec.teach.on_ranks import on_ranks
 

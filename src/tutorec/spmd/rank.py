@@ -1,13 +1,15 @@
-"""A rank's own device, the backends of its process group, and how its process ends."""
+"""One rank: its device, the backends of its process group, its progress, and how it ends."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
 import socket
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
 _END_SECONDS = 0.05
 _groups: weakref.WeakSet[torch.distributed.ProcessGroup] = weakref.WeakSet()
+
+# Of each rank, in memory that outlives it: its number of exchanges and what the last ones were for,
+# split by |. ``messages.py`` reads it.
+PROGRESS_BYTES = 512
+_PROGRESS_FILE = "progress"
+_exchanges = 0
+_latest: deque[str] = deque(maxlen=8)
+_memory: list[tuple[mmap.mmap, int]] = []
 
 
 def device() -> torch.device:
@@ -117,6 +127,35 @@ def loopback() -> dict[str, str]:
 def under_torchrun() -> bool:
     """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def note(stage: str) -> None:
+    """This rank begins an exchange; called before each."""
+    global _exchanges
+    _exchanges += 1
+    _latest.append(stage)
+    for memory, start in _memory:
+        text = f"{_exchanges}|{'|'.join(_latest)}".encode()
+        memory[start : start + PROGRESS_BYTES] = text[:PROGRESS_BYTES].ljust(PROGRESS_BYTES)
+
+
+def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
+    """Memory that a pool's ranks and caller share, through a file that can then be removed.
+
+    Args:
+        folder: Of the pool.
+        rank: Where this rank writes from now on; the caller says -1 and writes nothing.
+        world_size: W, ranks.
+    """
+    descriptor = os.open(os.path.join(folder, _PROGRESS_FILE), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.truncate(descriptor, PROGRESS_BYTES * world_size)
+        memory = mmap.mmap(descriptor, PROGRESS_BYTES * world_size)
+    finally:
+        os.close(descriptor)
+
+    _memory[:] = [(memory, PROGRESS_BYTES * rank)] if rank >= 0 else _memory
+    return memory
 
 
 def give_threads_time(group: torch.distributed.ProcessGroup) -> None:
