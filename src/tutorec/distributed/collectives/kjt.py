@@ -34,7 +34,7 @@ from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
 from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import differences, ids_by_offsets, ints_on_device
+from tutorec.sparse.layout import ids_by_offsets, ints_on_device
 
 SIZES_STAGE = "input sizes"
 STRIDES_STAGE = "input strides"
@@ -136,7 +136,7 @@ class KJTAllToAll(nn.Module):
             form |= _VARIABLE_FLAG
         if features.weights_or_none() is not None:
             form |= _WEIGHTED_FLAG
-        counts = self._slots.sums(features.offset_per_key())
+        counts = self._slots.sums(features.length_per_key())
         message = ints_on_device(
             [(count, features.stride(), form) for count in counts], torch.int64, values.device
         )
@@ -174,12 +174,12 @@ class KJTAllToAll(nn.Module):
         widest = max(form & _ITEMSIZE_MASK for form in forms)
         dtype = torch.int64 if widest > 4 else torch.int32
 
-        starts = features.offset_per_key()
         keys = features.keys()
         local_keys = [keys[position] for position in slots.positions_of(group.rank())]
-        arrival = KJTArrival(local_keys, samples, strides, ids, self._ranks, slots.per_slot(starts))
+        sent_counts = slots.per_slot(features.length_per_key())
+        arrival = KJTArrival(local_keys, samples, strides, ids, self._ranks, sent_counts)
 
-        bags = slots.sums(features.lengths_offset_per_key())
+        bags = slots.sums(features.stride_per_key())
         arrival.packed = comm.all_to_all(
             slots.pack(features, dtype),
             [*map(add, bags, counts)],
@@ -189,7 +189,7 @@ class KJTAllToAll(nn.Module):
         )
         weights = features.weights_or_none()
         if weights is not None:
-            gathered = slots.gather(weights.float(), starts)
+            gathered = slots.gather(weights.float(), features.length_per_key())
             arrival.weights = comm.all_to_all(gathered, counts, ids, group, WEIGHTS_STAGE)
         return arrival
 
@@ -438,7 +438,7 @@ def _exchange_strides(
     group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor
 ) -> list[list[int]]:
     """Samples of each rank and local slot ``[W][F]``: a round of a variable batch. Blocks."""
-    strides = [*chain.from_iterable(slots.per_slot(features.lengths_offset_per_key()))]
+    strides = [*chain.from_iterable(slots.per_slot(features.stride_per_key()))]
     flat = ints_on_device(strides, torch.int64, features.device())
     local_slots = slots.splits[group.rank()]
     counts_in = [local_slots] * len(slots.splits)
@@ -494,7 +494,7 @@ class Slots:
 
     Example:
         >>> slots = Slots([2, 3], order=[2, 3, 0, 1, 2])
-        >>> slots.positions_of(rank=1), slots.sums([0, 1, 1, 4, 6])
+        >>> slots.positions_of(rank=1), slots.sums([1, 0, 3, 2])
         ([0, 1, 2], [5, 4])
     """
 
@@ -529,23 +529,22 @@ class Slots:
                 f"{'send' if self._exact else 'and the order need'} {self.needs}"
             )
 
-    def sums(self, starts: Sequence[int]) -> list[int]:
-        """Elements sent to each rank, ``[W]``; key f begins at ``starts[f]``."""
-        return [sum(counts) for counts in self.per_slot(starts)]
+    def sums(self, counts: Sequence[int]) -> list[int]:
+        """Elements sent to each rank, ``[W]``; key f has ``counts[f]``."""
+        return [sum(slot_counts) for slot_counts in self.per_slot(counts)]
 
-    def per_slot(self, starts: Sequence[int]) -> list[list[int]]:
-        """Elements sent to each rank, slot by slot; key f begins at ``starts[f]``."""
-        counts = differences([*starts])
+    def per_slot(self, counts: Sequence[int]) -> list[list[int]]:
+        """Elements sent to each rank, slot by slot; key f has ``counts[f]``."""
         return [[counts[position] for position in positions] for positions in self._positions]
 
-    def cut(self, tensor: torch.Tensor, starts: Sequence[int]) -> list[list[torch.Tensor]]:
-        """The segments of each rank: views of a tensor in which key f begins at ``starts[f]``."""
-        segments = tensor.split_with_sizes(differences([*starts]))
+    def cut(self, tensor: torch.Tensor, counts: Sequence[int]) -> list[list[torch.Tensor]]:
+        """The segments of each rank: views of a tensor in which key f has ``counts[f]``."""
+        segments = tensor.split_with_sizes(list(counts))
         return [[segments[position] for position in positions] for positions in self._positions]
 
-    def gather(self, tensor: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """The segments of all ranks, concatenated."""
-        segments = list(chain.from_iterable(self.cut(tensor, starts)))
+        segments = list(chain.from_iterable(self.cut(tensor, counts)))
         return torch.cat(segments) if segments else tensor[:0]
 
     def pack(self, features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -556,8 +555,8 @@ class Slots:
             dtype: Dtype of the buffer; an id that it cannot hold is changed silently.
         """
         # Casting whole tensors first takes half the time of a cat that casts each segment.
-        lengths = self.cut(features.lengths().to(dtype), features.lengths_offset_per_key())
-        values = self.cut(features.values().to(dtype), features.offset_per_key())
+        lengths = self.cut(features.lengths().to(dtype), features.stride_per_key())
+        values = self.cut(features.values().to(dtype), features.length_per_key())
         segments = []
         for rank_lengths, rank_values in zip(lengths, values, strict=True):
             segments += rank_lengths
