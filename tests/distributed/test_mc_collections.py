@@ -28,7 +28,7 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.traffic import count_traffic
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from tutorec.errors import RankError
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType

@@ -10,7 +10,7 @@ from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.test_utils.emb_sharder import TestEBCSharder
 from tutorec.distributed.test_utils.test_model import ModelInput, TestSparseNN
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter

@@ -42,8 +42,10 @@ from tutorec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from tutorec.distributed.train_pipeline.fused_sparse_dist import TrainPipelineFusedSparseDist
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.train_pipelines import (
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+)
 from tutorec.errors import PlannerError
 from tutorec.inference.modules import quantize_embeddings
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

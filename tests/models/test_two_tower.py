@@ -14,7 +14,7 @@ from tutorec.datasets.random import shop
 from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from tutorec.models.baseline import click_counts
 from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import combined_optimizer, train

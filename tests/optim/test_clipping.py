@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim.idle import IdleOptimizer
 from torch import Tensor, nn
 
 from tutorec.optim import (
@@ -15,7 +16,6 @@ from tutorec.optim import (
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
 )
-from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def clipped(
@@ -24,7 +24,7 @@ def clipped(
     """What one step makes of gradients."""
     parameters = [nn.Parameter(torch.zeros(3 if grad is None else grad.shape)) for grad in grads]
     named = {f"p{index}": parameter for index, parameter in enumerate(parameters)}
-    inner = DummyKeyedOptimizer(named, {}, [{"params": [parameter]} for parameter in parameters])
+    inner = IdleOptimizer(named, {}, [{"params": [parameter]} for parameter in parameters])
     optimizer = GradientClippingOptimizer(inner, **options)
     optimizer.zero_grad()
     for parameter, grad in zip(parameters, grads, strict=True):
@@ -114,7 +114,7 @@ def test_a_sparse_gradient_counts_once_for_each_row() -> None:
 
 def test_meta_parameters_are_left_alone() -> None:
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
-    inner = DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
+    inner = IdleOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
     optimizer = GradientClippingOptimizer(inner, GradientClipping.NORM, max_gradient=0.0)
     parameter.grad = torch.ones(2, device="meta")
     optimizer.step()
@@ -166,7 +166,7 @@ def test_the_norm_takes_in_what_other_ranks_have(
     norm_type: float | str, other: float, norm: float
 ) -> None:
     whole, part = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    inner = DummyKeyedOptimizer({"whole": whole, "part": part}, {}, [{"params": [whole, part]}])
+    inner = IdleOptimizer({"whole": whole, "part": part}, {}, [{"params": [whole, part]}])
     optimizer = GradientClippingOptimizer(
         inner, GradientClipping.NORM, 1.0, norm_type=norm_type, reduce_norm=TwoRanks([part], other)
     )
@@ -195,7 +195,7 @@ def test_bounds_that_cannot_be_are_refused(options: dict[str, Any], said: str) -
 
 def test_two_ways_to_other_ranks_are_one_too_many() -> None:
     parameter = nn.Parameter(torch.zeros(1))
-    inner = DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
+    inner = IdleOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
     with pytest.raises(
         ValueError, match="param_to_pgs and reduce_norm both say how to reach other ranks"
     ):

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from kernels.implementations import copy_numbers
+from optim.idle import IdleOptimizer
 from torch import nn
 
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
@@ -23,7 +24,6 @@ from tutorec.optim import (
     OptimizerWrapper,
     in_backward_optimizer_filter,
 )
-from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def adam(layer: nn.Module, lr: float = 0.1) -> KeyedOptimizerWrapper:
@@ -473,7 +473,7 @@ def test_a_wrapper_sees_and_changes_what_it_wraps():
 
 def test_a_combination_names_strangers_and_steps_its_closure_once():
     layer = nn.Linear(2, 1)
-    combined = CombinedOptimizer([("a", adam(layer)), ("b", DummyKeyedOptimizer({}, {}, []))])
+    combined = CombinedOptimizer([("a", adam(layer)), ("b", IdleOptimizer({}, {}, []))])
     calls: list[float] = []
     assert combined.step(lambda: calls.append(1.0) or 7.0) == 7.0
     assert calls == [1.0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim.idle import IdleOptimizer
 from torch import nn
 
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
@@ -25,7 +26,6 @@ from tutorec.optim import (
     WarmupPolicy,
     WarmupStage,
 )
-from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def plain(lr: float = 9.0) -> KeyedOptimizerWrapper:
@@ -108,7 +108,7 @@ def test_without_stages_the_rate_is_the_given_one() -> None:
 def test_a_group_without_a_rate_gets_one() -> None:
     parameter = torch.tensor([1.0])
     warm = WarmupOptimizer(
-        DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}]), [], lr=0.5
+        IdleOptimizer({"p": parameter}, {}, [{"params": [parameter]}]), [], lr=0.5
     )
     assert warm.param_groups == [{"params": [parameter], "lr": 0.5}]
 

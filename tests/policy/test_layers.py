@@ -114,7 +114,7 @@ FACADES += (
     "sparse.jagged_tensor",
     "distributed.fbgemm_qcomm_codec",
 )
-FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
+FACADES += ("distributed.train_pipeline.utils",)
 FACADES += ("distributed.cache",)
 
 COLLECTIVE_MODULES = (
@@ -122,8 +122,6 @@ COLLECTIVE_MODULES = (
     "distributed.comm",
     "spmd",
 )
-# they start groups as TorchRec's tests do
-COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")
 # solutions do what a reader writes in a notebook
 COLLECTIVE_MODULES += ("teach.exercises",)
 COLLECTIVES = frozenset(

@@ -15,29 +15,31 @@ if TYPE_CHECKING:
     from tutorec.distributed.plan.plan import ParameterSharding
     from tutorec.distributed.state.sharded_tensor import ShardedTensor
     from tutorec.distributed.traffic import count_traffic
-    from tutorec.distributed.train_pipeline.base import TrainPipelineBase
     from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
     from tutorec.distributed.train_pipeline.engine import TrainPipeline
-    from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
-    from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
-    from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+    from tutorec.distributed.train_pipeline.train_pipelines import (
+        EvalPipelineSparseDist,
+        PrefetchTrainPipelineSparseDist,
+        TrainPipelineBase,
+        TrainPipelineSparseDist,
+    )
     from tutorec.distributed.utils import get_unsharded_module_names
 
 _DEFINED_IN = {
     "Awaitable": "tutorec.awaitable",
     "DataLoadingThread": ".train_pipeline.data_loading",
     "DistributedModelParallel": ".model_parallel",
-    "EvalPipelineSparseDist": ".train_pipeline.evaluation",
+    "EvalPipelineSparseDist": ".train_pipeline.train_pipelines",
     "ModuleSharder": ".core.sharders",
     "NoWait": "tutorec.awaitable",
     "ParameterSharding": ".plan.plan",
-    "PrefetchTrainPipelineSparseDist": ".train_pipeline.prefetch",
+    "PrefetchTrainPipelineSparseDist": ".train_pipeline.train_pipelines",
     "ShardedModule": ".core.sharded_module",
     "ShardedTensor": ".state.sharded_tensor",
     "ShardingEnv": ".core.env",
     "TrainPipeline": ".train_pipeline.engine",
-    "TrainPipelineBase": ".train_pipeline.base",
-    "TrainPipelineSparseDist": ".train_pipeline.sparse_dist",
+    "TrainPipelineBase": ".train_pipeline.train_pipelines",
+    "TrainPipelineSparseDist": ".train_pipeline.train_pipelines",
     "count_traffic": ".traffic",
     "get_local_rank": ".core.env",
     "get_local_size": ".core.env",

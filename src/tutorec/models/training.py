@@ -33,8 +33,8 @@ from torch.nn import functional as F
 from tutorec._check import require_int, warn_caller
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.distributed.train_pipeline.streams import to_device
+from tutorec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from tutorec.models.metrics import auc, base_entropy
 from tutorec.models.step_reports import (
     OnStep,

@@ -7,10 +7,8 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -521,20 +519,6 @@ def test_semi_sync_looks_tables_up_after_the_optimizer_that_updates_them(ranks):
 
 
 # --- traces
-
-
-def test_a_timeline_is_exported_for_trace_viewers(tmp_path: Path):
-    pipeline = alone(TrainPipelineBase, custom_model_fwd=summed)
-    pipelined(pipeline, iter([torch.ones(2)] * 3))
-    pipeline.export_chrome_trace(str(tmp_path / "trace.json"))
-    import json
-
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {each["args"]["name"]: each["tid"] for each in events if each["ph"] == "M"}
-    spans = deque(each for each in events if each["ph"] == "X")
-    assert set(names) == {"load", "forward", "backward", "optimizer_step"}
-    assert all(each["tid"] == names[each["cat"]] and each["dur"] >= 0 for each in spans)
-    assert [each["args"]["batch"] for each in spans if each["cat"] == "forward"] == [0, 1, 2]
 
 
 def test_stages_stand_in_a_profile():

@@ -25,8 +25,6 @@ from distributed.train_pipeline.pipeline_cases import (
 from torch import Tensor, nn
 
 from tutorec.distributed.train_pipeline import (
-    SparseDataDistUtil,
-    StagedTrainPipeline,
     TrainPipelineSparseDist,
 )
 from tutorec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -457,25 +455,6 @@ def test_inputs_are_traced_and_what_is_not_early_says_why(ranks, name, world_siz
 def test_no_traceback_is_printed_where_a_trace_does_not_fit(ranks, capfd):
     ranks(1).run(both, name="OneUnfit")
     assert "Traceback" not in capfd.readouterr().err
-
-
-def staged_unfit(rank: int, world_size: int) -> str:
-    """A loop of its own over stages, with a model of which one input cannot be computed ahead."""
-    bare = OneUnfit()
-    model = distribute(bare, {path: getattr(bare, path) for path in OneUnfit.paths})
-    sends = SparseDataDistUtil(model, None, pipeline_postproc=True)
-    stages = StagedTrainPipeline([sends.start_sparse_data_dist_stage()])
-    made, read = list(batches(rank)), batches(rank)
-    got = [model(each)[1] for each in iter(lambda: stages.progress(read), None)]
-    explained = sends.explain()
-    sends.detach()
-    assert all(map(torch.equal, got, [model(each)[1] for each in made]))
-    return explained
-
-
-def test_a_loop_over_stages_leaves_the_same_modules_in_the_forward(ranks):
-    for explained in ranks(2).run(staged_unfit):
-        assert dict(line.split(": ", 1) for line in explained.splitlines()) == EXPLAINED["OneUnfit"]
 
 
 def without_a_feature(made: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharders import BaseEmbeddingSharder
-from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 
@@ -52,7 +51,3 @@ class TestEBCSharder(_OfOneType, EmbeddingBagCollectionSharder):
         >>> sharder.sharding_types("cpu"), sharder.compute_kernels("table_wise", "cpu")
         (['table_wise'], ['fused'])
     """
-
-
-class TestECSharder(_OfOneType, EmbeddingCollectionSharder):
-    """Sharder of `EmbeddingCollection` with one sharding type and one kernel."""

@@ -7,41 +7,36 @@ from typing import TYPE_CHECKING
 from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from tutorec.distributed.train_pipeline.base import TrainPipelineBase
     from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
     from tutorec.distributed.train_pipeline.engine import TrainPipeline
-    from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
-    from tutorec.distributed.train_pipeline.fused_sparse_dist import TrainPipelineFusedSparseDist
     from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
-    from tutorec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil, StageOut
-    from tutorec.distributed.train_pipeline.prefetch import (
-        PrefetchTrainPipelineSparseDist,
-        TrainPipelinePrefetch,
-    )
-    from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
-    from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
-    from tutorec.distributed.train_pipeline.sparse_dist_lite import TrainPipelineSparseDistLite
-    from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline
     from tutorec.distributed.train_pipeline.tracing import Tracer
+    from tutorec.distributed.train_pipeline.train_pipelines import (
+        EvalPipelineSparseDist,
+        PrefetchTrainPipelineSparseDist,
+        TrainPipelineBase,
+        TrainPipelineFusedSparseDist,
+        TrainPipelinePrefetch,
+        TrainPipelineSemiSync,
+        TrainPipelineSparseDist,
+        TrainPipelineSparseDistLite,
+    )
 
 _DEFINED_IN = {
     "DataLoadingThread": ".data_loading",
-    "EvalPipelineSparseDist": ".evaluation",
+    "EvalPipelineSparseDist": ".train_pipelines",
     "In": ".pipeline_context",
     "Out": ".pipeline_context",
-    "PrefetchTrainPipelineSparseDist": ".prefetch",
-    "SparseDataDistUtil": ".pipeline_stage",
-    "StageOut": ".pipeline_stage",
-    "StagedTrainPipeline": ".staged",
+    "PrefetchTrainPipelineSparseDist": ".train_pipelines",
     "Tracer": ".tracing",
     "TrainPipeline": ".engine",
-    "TrainPipelineBase": ".base",
+    "TrainPipelineBase": ".train_pipelines",
     "TrainPipelineContext": ".pipeline_context",
-    "TrainPipelineFusedSparseDist": ".fused_sparse_dist",
-    "TrainPipelinePrefetch": ".prefetch",
-    "TrainPipelineSemiSync": ".semi_sync",
-    "TrainPipelineSparseDist": ".sparse_dist",
-    "TrainPipelineSparseDistLite": ".sparse_dist_lite",
+    "TrainPipelineFusedSparseDist": ".train_pipelines",
+    "TrainPipelinePrefetch": ".train_pipelines",
+    "TrainPipelineSemiSync": ".train_pipelines",
+    "TrainPipelineSparseDist": ".train_pipelines",
+    "TrainPipelineSparseDistLite": ".train_pipelines",
 }
 
 __all__ = [
@@ -50,9 +45,6 @@ __all__ = [
     "In",
     "Out",
     "PrefetchTrainPipelineSparseDist",
-    "SparseDataDistUtil",
-    "StageOut",
-    "StagedTrainPipeline",
     "Tracer",
     "TrainPipeline",
     "TrainPipelineBase",

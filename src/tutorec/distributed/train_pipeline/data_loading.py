@@ -12,8 +12,7 @@ import torch
 from torch.profiler import record_function
 
 from tutorec.distributed.train_pipeline.pipeline_context import In
-from tutorec.distributed.train_pipeline.pipeline_stage import on_stream
-from tutorec.distributed.train_pipeline.streams import to_device
+from tutorec.distributed.train_pipeline.streams import on_stream, to_device
 
 __all__ = ["DataLoadingThread"]
 

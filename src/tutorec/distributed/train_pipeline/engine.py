@@ -269,31 +269,9 @@ class TrainPipeline(Generic[In, Out]):
             else "nothing is started early"
         )
 
-    @property
-    def _pipelined_modules(self) -> list[nn.Module]:
-        """The sharded modules that are started early, under the name that TorchRec's tests read."""
-        return (
-            list(self._stages.rewritten.early.modules.values())
-            if self._stages.rewritten is not None
-            else []
-        )
-
-    @property
-    def _pipelined_postprocs(self) -> list[nn.Module]:
-        """The preprocessing modules that run ahead, under TorchRec's name."""
-        return (
-            list(self._stages.rewritten.early.preprocessing.values())
-            if self._stages.rewritten is not None
-            else []
-        )
-
     def timeline(self) -> list[Interval]:
         """The start and end of each stage and batch on this rank, by end time; the last 10,000."""
         return list(self._timeline.intervals)
-
-    def export_chrome_trace(self, path: str) -> None:
-        """Write the timeline for chrome://tracing or Perfetto."""
-        self._timeline.export_chrome_trace(path)
 
     # --- one stage of one batch
 

@@ -11,7 +11,7 @@ import torch
 
 from tutorec.awaitable import Awaitable
 
-__all__ = ["SideStream", "to_device"]
+__all__ = ["SideStream", "on_stream", "to_device"]
 
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = True) -> Any:
@@ -47,6 +47,11 @@ def _rebuilt(value: Any, change: Any) -> Any:
     return value
 
 
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """Run the block's kernels on a CUDA stream; None has no effect."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
 class SideStream:
     """A CUDA stream beside the default one.
 
@@ -63,7 +68,7 @@ class SideStream:
 
     def ahead(self) -> AbstractContextManager[Any]:
         """Run the block's kernels on this stream."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return on_stream(self._stream)
 
     def follow(self) -> None:
         """Make this stream wait for what the current one has been given so far."""

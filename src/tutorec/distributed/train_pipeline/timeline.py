@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.autograd import profiler
@@ -55,41 +53,6 @@ class Timeline:
     def mark(self, stage: str, batch: int) -> AbstractContextManager[None]:
         """Measure a block; torch's profiler shows it as ``## stage batch ##``."""
         return _Mark(self, stage, batch)
-
-    def export_chrome_trace(self, path: str | Path) -> None:
-        """Write a file for chrome://tracing or Perfetto: a process per rank, a row per stage."""
-        rows = {
-            stage: row
-            for row, stage in enumerate(
-                dict.fromkeys(interval.stage for interval in self.intervals)
-            )
-        }
-        events: list[dict[str, Any]] = [
-            {
-                "name": "thread_name",
-                "ph": "M",
-                "pid": self.rank,
-                "tid": row,
-                "args": {"name": stage},
-            }
-            for stage, row in rows.items()
-        ]
-
-        events += [
-            {
-                "name": f"{interval.stage} {interval.batch}",
-                "cat": interval.stage,
-                "ph": "X",
-                "pid": interval.rank,
-                "tid": rows[interval.stage],
-                "ts": interval.start * 1e6,
-                "dur": (interval.end - interval.start) * 1e6,
-                "args": {"batch": interval.batch},
-            }
-            for interval in self.intervals
-        ]
-
-        Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
 class _Mark(AbstractContextManager[None]):

@@ -2,11 +2,6 @@
 
 from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
-from tutorec.distributed.train_pipeline.pipeline_stage import (
-    PipelineStage,
-    SparseDataDistUtil,
-    StageOut,
-)
 from tutorec.distributed.train_pipeline.runtime_forwards import PipelinedForward, PipelinedPostproc
 from tutorec.distributed.train_pipeline.streams import to_device as get_h2d_func
 from tutorec.distributed.train_pipeline.tracing import Tracer
@@ -15,11 +10,8 @@ __all__ = [
     "DataLoadingThread",
     "In",
     "Out",
-    "PipelineStage",
     "PipelinedForward",
     "PipelinedPostproc",
-    "SparseDataDistUtil",
-    "StageOut",
     "Tracer",
     "TrainPipelineContext",
     "get_h2d_func",
