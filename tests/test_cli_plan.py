@@ -102,7 +102,7 @@ def test_warnings_are_lines_without_a_place_in_the_code(
     assert cli.main(["plan", str(path), "--topology", "2xlaptop"]) == 0
     told = (
         "tutorec plan: constraints of table 'item': colocate='alone' has no effect: no other "
-        "table has that word\n"
+        "table has that value\n"
     )
     assert capsys.readouterr().err == told
 

@@ -25,7 +25,6 @@ def test_rank_errors_keep_their_attributes_between_processes():
     [
         (errors.PlannerError, ValueError),
         (errors.BackendError, ImportError),
-        (errors.NonUniqueKeyError, ValueError),
         (errors.AgreementError, ValueError),
         (errors.RankError, RuntimeError),
         (errors.RankTimeoutError, TimeoutError),

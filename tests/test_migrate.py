@@ -324,7 +324,7 @@ def test_what_is_not_read_is_named_and_ends_with_1(
     assert f"{project}/broken.ipynb: not read: not a notebook of format 4" in told
     assert f"{project}/list.ipynb: not read: not a notebook of format 4" in told
     assert f"{project}/cell.ipynb: cell 2: not read: not Python" in told
-    assert f"{project}/link.py: not read: a link to {outside}, outside of {project}" in told
+    assert f"{project}/link.py: not read: a link to {outside}, outside {project}" in told
     assert "inside.py" not in told
     assert "loop" not in told
     assert outside.read_text() == "import torchrec\n"

@@ -276,7 +276,7 @@ def test_dropped_handles_free_what_they_stood_for(ranks):
 
 
 def test_keep_outside_of_a_run_says_where_it_belongs(ranks):
-    with pytest.raises(RuntimeError, match=r"keep\(\) was called outside of a run, with a list"):
+    with pytest.raises(RuntimeError, match=r"keep\(\) was called outside a run, with a list"):
         ranks(2).keep([])
     with pytest.raises(AttributeError, match="inside a run only"):
         _ = ranks(2).rank

@@ -32,10 +32,10 @@ def require_int(
     most: int | None = None,
     error: Callable[[str], ValueError] = ValueError,
 ) -> int:
-    """The value as an int; ``error`` makes what is raised otherwise.
+    """The value as an int; ``error`` makes the exception for any other value.
 
     Raises:
-        ValueError: It is not a whole number, or is outside of ``least`` to ``most``.
+        ValueError: It is not a whole number, or is not between ``least`` and ``most``.
 
     Example:
         >>> from tutorec._check import require_int
@@ -56,10 +56,10 @@ def require_finite(
     positive: bool = False,
     error: Callable[[str], ValueError] = ValueError,
 ) -> float:
-    """The value as a float; ``error`` makes what is raised otherwise.
+    """The value as a float; ``error`` makes the exception for any other value.
 
     Raises:
-        ValueError: It is not a finite number, is outside of ``least`` to ``most``, or is not
+        ValueError: It is not a finite number, is not between ``least`` and ``most``, or is not
             positive.
     """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
@@ -93,7 +93,7 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of tutorec and torch from which it was called.
+    """Warn at the line outside tutorec and torch from which it was called.
 
     Python's filter shows a message once for each such line.
     """

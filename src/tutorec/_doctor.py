@@ -1,4 +1,4 @@
-"""What runs on this machine, why, and the one pip line that would improve it."""
+"""Diagnosis of this machine: which backend and kernels run, why, and one pip line to improve it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Report:
         pair: Verdict on the torch and fbgemm wheels.
         remedy: The one pip line that would improve things; None when nothing would.
         versions: Package -> version, None where absent.
-        kernels: What is asked for -> the kernel that does it, for each device type.
+        kernels: Operation -> the kernel that computes it, for each device type.
         cuda: What looks up tables on CUDA, and what it costs; None where torch sees no CUDA device.
         devices: Devices that torch sees.
         collectives: What ranks can talk through: ``gloo``, ``nccl``.

@@ -1,4 +1,4 @@
-"""Checks of what is loaded into a module or an optimizer: tensors of one process, numbers that fit.
+"""Checks of state loaded into a module or an optimizer: tensors of one process, numbers that fit.
 
 torch's ``copy_`` converts any numbers: 300 is 44 as int8, 1e6 infinite as float16, and a complex
 number loses its imaginary part. Here numbers may be rounded to another floating-point format, and

@@ -177,7 +177,7 @@ def _migrate_path(report: Migration, file: Path, project: Path, write: bool) -> 
         if file.resolve().is_relative_to(project.resolve()):
             return  # its target is read at its own path
         if read_source(file, report.package) is not None:
-            raise ValueError(f"a link to {file.resolve()}, outside of {project}: migrate that file")
+            raise ValueError(f"a link to {file.resolve()}, outside {project}: migrate that file")
     elif source := read_source(file, report.package):
         _migrate_file(report, source, write)
 

@@ -36,13 +36,13 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TextTable:
-    """Rows of words under a head; as the last expression of a cell, an HTML table.
+    """Rows of cells under a header; as the last expression of a cell, an HTML table.
 
     Args:
         head: A word for each column.
         rows: As many words in each row.
         right: Indices of the right-aligned columns, such as those of numbers.
-        width: Of a line at most: cells of the widest columns of words are cut, and say so by
+        width: Of a line at most: cells of the widest columns of text are cut, and say so by
             ``..``; 0: none is.
 
     Example:

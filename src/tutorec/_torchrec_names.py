@@ -1,4 +1,4 @@
-"""What to use instead of the names that TorchRec has and tutorec does not.
+"""Replacements for the names that TorchRec has and tutorec does not.
 
 The table is ``_torchrec_names.toml``. The lazy packages, ``tutorec migrate`` and the book read it.
 """
@@ -14,7 +14,7 @@ __all__ = ["absent_names", "instead_of"]
 
 @cache
 def absent_names() -> dict[str, str]:
-    """What to use instead, by dotted name below the root; a module covers all names in it."""
+    """Dotted name below the root -> its replacement; a module covers all names in it."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     remedies: dict[str, str] = {}
     for block in tomllib.loads(text)["absent"]:
@@ -25,7 +25,7 @@ def absent_names() -> dict[str, str]:
 
 
 def instead_of(name: str) -> str | None:
-    """What to use instead of a name of TorchRec, None if the table does not have it.
+    """The replacement for a name of TorchRec; None if the table does not have it.
 
     Args:
         name: With dots, below the root.

@@ -108,7 +108,7 @@ class WaitAll(Awaitable[list[Any]]):
 
 
 class _Mapped(Awaitable[W]):
-    """What `map_awaitable` returns."""
+    """The awaitable that `map_awaitable` returns."""
 
     def __init__(self, function: Callable[..., W], awaited: tuple[Awaitable[Any], ...]) -> None:
         self._steps: tuple[Callable[..., W], tuple[Awaitable[Any], ...]] | None = (
@@ -138,13 +138,13 @@ def map_awaitable(function: Callable[..., W], *awaited: Awaitable[Any]) -> Await
     return _Mapped(function, awaited)
 
 
-def proxies_in(parts: Any) -> list[Any]:
+def proxies_in(value: Any) -> list[Any]:
     """The proxies of torch.fx among nested lists, tuples and dicts of arguments, in their order."""
     from torch.fx.node import map_aggregate
     from torch.fx.proxy import Proxy
 
     proxies: list[Any] = []
-    map_aggregate(parts, lambda part: proxies.append(part) if isinstance(part, Proxy) else None)
+    map_aggregate(value, lambda leaf: proxies.append(leaf) if isinstance(leaf, Proxy) else None)
     return proxies
 
 
@@ -163,7 +163,7 @@ class _NodeWhenTraced(ABCMeta):
 
 
 class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
-    """An awaitable that stands for its value and waits when the value is first used.
+    """An awaitable that behaves as its value and waits when the value is first used.
 
     Reading an attribute, an operator, indexing, iterating, ``len`` and every torch function wait.
     Printing does not: a lazy value can be looked at without ending the overlap that it exists for.

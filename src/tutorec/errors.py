@@ -1,8 +1,8 @@
-"""Exceptions that tutorec raises, one class for each kind of trouble.
+"""Exceptions that tutorec raises.
 
 A caller's mistake is a :class:`ValueError` or :class:`KeyError` (or a subclass below), so that code
 that catches the built-in types keeps working. The classes here exist where a program may want to
-react to one trouble and not another.
+react to one error and not another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ __all__ = [
     "AgreementError",
     "BackendError",
     "CheckpointError",
-    "NonUniqueKeyError",
     "PlannerError",
     "PlannerErrorType",
     "RankError",
@@ -22,7 +21,7 @@ __all__ = [
 
 
 class PlannerErrorType(enum.Enum):
-    """Which kind of trouble a `PlannerError` reports.
+    """The cause of a `PlannerError`.
 
     Example:
         >>> from tutorec.errors import PlannerErrorType
@@ -47,7 +46,7 @@ class PlannerError(ValueError):
 
     Args:
         message: What does not fit, the numbers, and what would.
-        error_type: Which kind of trouble it is.
+        error_type: The cause.
 
     Example:
         >>> from tutorec.errors import PlannerError
@@ -78,16 +77,6 @@ class BackendError(ImportError):
     Example:
         >>> from tutorec.errors import BackendError
         >>> issubclass(BackendError, ImportError)
-        True
-    """
-
-
-class NonUniqueKeyError(ValueError):
-    """A key, a table or a feature is named twice where each name may occur once.
-
-    Example:
-        >>> from tutorec.errors import NonUniqueKeyError
-        >>> issubclass(NonUniqueKeyError, ValueError)
         True
     """
 

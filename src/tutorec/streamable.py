@@ -1,4 +1,4 @@
-"""What a batch must offer so that a pipeline can move it to a device and record its stream."""
+"""Interface of batches that a pipeline can move to a device and record on a stream."""
 
 from typing import Protocol, runtime_checkable
 

@@ -63,7 +63,7 @@ def data_type_to_dtype(data_type: DataType) -> torch.dtype:
 
 
 def dtype_to_data_type(dtype: torch.dtype) -> DataType:
-    """The table format that a torch dtype stands for.
+    """The table format of a torch dtype.
 
     Args:
         dtype: Any dtype of ``DataType``'s list.

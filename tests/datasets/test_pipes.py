@@ -6,19 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import DataLoader
 
 from tutorec.datasets.utils import (
     PATH_MANAGER_KEY,
     Limit,
     LoadFiles,
-    ParallelReadConcat,
     ReadLinesFromCSV,
-    idx_split_train_val,
     rand_split_train_val,
     safe_cast,
-    train_filter,
-    val_filter,
 )
 
 
@@ -82,7 +77,6 @@ def test_limit_ends_before_the_samples_do() -> None:
     assert list(Limit(range(10), 3)) == [0, 1, 2]
     assert list(Limit(range(2), 3)) == [0, 1]
     assert list(LoadFiles([]).limit(3)) == []
-    assert list(ParallelReadConcat(range(9)).map(str).limit(2)) == ["0", "1"]
 
 
 def test_safe_cast_answers_the_default_for_a_bad_value_only() -> None:
@@ -90,14 +84,10 @@ def test_safe_cast_answers_the_default_for_a_bad_value_only() -> None:
 
 
 def test_splits_are_disjoint_complete_and_the_same_in_every_pass() -> None:
-    for split in (
-        rand_split_train_val(range(1000), 0.7, 3),
-        idx_split_train_val(range(1000), 0.73),
-    ):
-        train, val = (list(part) for part in split)
-        assert sorted(train + val) == list(range(1000))
-        assert [train, val] == [list(part) for part in split]
-    assert len(train) == 730
+    split = rand_split_train_val(range(1000), 0.7, 3)
+    train, val = (list(part) for part in split)
+    assert sorted(train + val) == list(range(1000))
+    assert [train, val] == [list(part) for part in split]
 
 
 def test_a_random_split_is_that_of_pythons_generator() -> None:
@@ -106,26 +96,7 @@ def test_a_random_split_is_that_of_pythons_generator() -> None:
     assert list(rand_split_train_val("abcde", 0.5, random_seed=0)[1]) == ["a", "b", "e"]
 
 
-def test_positions_are_split_by_the_key_function() -> None:
-    train, val = idx_split_train_val(range(20), 0.5, decimal_places=1, key_fn=lambda idx: idx // 2)
-    assert list(train) == list(range(10)) and list(val) == list(range(10, 20))
-    assert train_filter(int, 0.5, 1, 4) and val_filter(int, 0.5, 1, 5)
-
-
 @pytest.mark.parametrize("share", [0.0, 1.0, 7.0])
 def test_a_split_without_two_parts_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=f"train_perc={share}"):
         rand_split_train_val([], share)
-
-
-def test_workers_share_the_pipes_and_read_each_once() -> None:
-    pipes = [Limit(range(start, start + 3), 3) for start in (0, 10, 20)]
-    assert list(ParallelReadConcat(*pipes)) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-    assert list(ParallelReadConcat(*pipes, dp_selector=lambda p: p[:1])) == [0, 1, 2]
-    read = list(DataLoader(ParallelReadConcat(*pipes), batch_size=None, num_workers=2))
-    assert sorted(read) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-
-
-def test_more_workers_than_pipes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 workers for 1 pipe\(s\): use as many at most"):
-        list(DataLoader(ParallelReadConcat(Limit([1], 1)), batch_size=None, num_workers=2))

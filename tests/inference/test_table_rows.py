@@ -12,14 +12,9 @@ import tutorec
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.sharding_plan import (
-    column_wise,
     construct_module_sharding_plan,
-    row_wise,
-    table_wise,
 )
 from tutorec.inference.modules import (
-    assign_weights_to_tbe,
-    get_table_to_weights_from_tbe,
     quantize_embeddings,
     quantize_inference_model,
     set_pruning_data,
@@ -102,68 +97,6 @@ def test_rows_that_cannot_be_left_are_named_and_nothing_is_noted():
     with pytest.raises(KeyError, match=r"no tables \['item'\]"):
         set_pruning_data(model, {"item": 3}, module_types=[EmbeddingCollection])
     assert tutorec.quantize(model).packed_table("item").rows == 10
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.quint4x2, torch.float16])
-@pytest.mark.parametrize("word", [table_wise(rank=1), row_wise(), column_wise(ranks=[0, 1])])
-def test_rows_of_one_model_are_written_into_another_however_it_is_sharded(word, dtype):
-    source, target = tutorec.quantize(bags(), dtype), tutorec.quantize(bags(), dtype)
-    found = get_table_to_weights_from_tbe(source)
-    assert list(found) == ["item", "user"] and (found["item"][1] is None) == (
-        dtype is torch.float16
-    )
-    model = of_words(target, word)
-    assert not torch.equal(model(BATCH).values(), source(BATCH).values())
-    assign_weights_to_tbe(model, found)
-    assert torch.allclose(model(BATCH).values(), source(BATCH).values(), atol=1e-6)
-    for name, parts in get_table_to_weights_from_tbe(model).items():
-        for part, expected in zip(parts, found[name], strict=True):
-            assert (part is None and expected is None) or torch.equal(part, expected)
-
-
-def test_tables_of_one_name_stand_under_their_paths():
-    model = tutorec.quantize(nn.ModuleDict({"a": bags(), "b": bags()}))
-    found = get_table_to_weights_from_tbe(model)
-    assert sorted(found) == ["a.item", "a.user", "b.item", "b.user"]
-    assert not torch.equal(found["a.item"][0], found["b.item"][0])
-
-
-def test_rows_that_are_missing_or_of_another_layout_are_named():
-    model = tutorec.quantize(bags())
-    found = get_table_to_weights_from_tbe(model)
-    before = model.packed_rows("item").clone()
-    other = {"item": (torch.zeros_like(found["item"][0]), torch.zeros_like(found["item"][1]))}
-    with pytest.raises(
-        KeyError, match=r"no packed rows for the tables \['user'\]; some for \['item'\]"
-    ):
-        assign_weights_to_tbe(model, other)
-    assert torch.equal(model.packed_rows("item"), before)
-    with pytest.raises(
-        ValueError, match=r"table 'item' .* packed rows are uint8 \[10, 8\] with scale and bias"
-    ):
-        assign_weights_to_tbe(model, found | {"item": (found["item"][0], None)})
-    with pytest.raises(
-        ValueError, match=r"table 'item' .* scale and bias are uint8 \[10, 4\].* got .* \[10, 2\]"
-    ):
-        assign_weights_to_tbe(model, found | {"item": (found["item"][0], found["item"][1][:, :2])})
-    with pytest.raises(
-        ValueError, match=r"EmbeddingBagCollection is not quantized: tutorec\.quantize"
-    ):
-        get_table_to_weights_from_tbe(bags())
-
-
-def test_nothing_is_written_where_the_rows_of_a_later_table_cannot_be():
-    model = tutorec.quantize(bags())
-    found = get_table_to_weights_from_tbe(model)
-    zeros = tuple(torch.zeros_like(part) for part in found["item"])
-    before = model.packed_rows("item").clone()
-    for wrong, kind, message in (
-        ((found["user"][0], None), ValueError, "table 'user' .* without"),
-        ((found["user"][0][:1], found["user"][1]), ValueError, "table 'user' .* got"),
-    ):
-        with pytest.raises(kind, match=message):
-            assign_weights_to_tbe(model, {"item": zeros, "user": wrong})
-        assert torch.equal(model.packed_rows("item"), before)
 
 
 def test_submodules_are_attributes_of_the_package():

@@ -8,7 +8,6 @@ import tutorec
 from tutorec.awaitable import LazyAwaitable
 from tutorec.datasets.random import shop
 from tutorec.datasets.utils import Batch
-from tutorec.distributed.test_utils.test_model import ModelInput
 from tutorec.fx import symbolic_trace
 from tutorec.models.dlrm import (
     DLRM,
@@ -16,7 +15,6 @@ from tutorec.models.dlrm import (
     DenseArch,
     DLRM_Projection,
     DLRMTrain,
-    DLRMWrapper,
     InteractionArch,
     InteractionProjectionArch,
     OverArch,
@@ -325,13 +323,3 @@ def test_all_dense_parts_are_made_on_their_device() -> None:
 )
 def test_choose_counts_sets_and_none_where_there_are_none(n: int, k: int, ways: int) -> None:
     assert choose(n, k) == ways
-
-
-def test_the_wrapper_takes_batches_of_the_test_model() -> None:
-    tables = _collection(8, 8)
-    [batch] = ModelInput.generate(6, 1, 4, tables.embedding_bag_configs(), [])[1]
-    wrapper = DLRMWrapper(tables, 4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[16, 1])
-    loss, logits = wrapper(batch)
-    expected = DLRM.forward(wrapper, batch.float_features, batch.idlist_features)
-    assert torch.equal(logits, expected) and torch.equal(wrapper.eval()(batch), expected)
-    torch.testing.assert_close(loss, torch.nn.BCEWithLogitsLoss()(expected.squeeze(1), batch.label))

@@ -174,7 +174,7 @@ def test_tables_of_16_bits_are_counted_as_such():
         (
             lambda whole: accuracy_report(whole, nn.Linear(1, 1)),
             ValueError,
-            "Linear has no quantized collection",
+            "Linear has no complete quantized collection",
         ),
         (
             lambda whole: accuracy_report(nn.Linear(1, 1), tutorec.quantize(whole)),

@@ -172,7 +172,7 @@ def _bag(value: Any) -> Any:
 
 
 def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
-    """Ids [N] int64, hashed to rows where there is a number of rows."""
+    """Ids [N] int64, hashed to rows if a number of rows is given."""
     if values.dtype.kind in "OUT":
         strings = values.tolist()
         not_strings = [value for value in strings if not isinstance(value, str)]

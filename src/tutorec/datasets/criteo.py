@@ -122,7 +122,7 @@ class CriteoDataset:
         features: which columns make up each feature, as ``{"clicked": ["cat_2", "cat_3"]}``; a
             feature of several columns is a bag of the ids that are there. By default each of the 26
             columns is a feature.
-        progress: show a progress bar; by default only on a terminal outside of CI.
+        progress: show a progress bar; by default only on a terminal outside CI.
 
     Raises:
         ValueError: an unknown column, no feature, or a table size that is missing or no whole
@@ -201,14 +201,14 @@ class CriteoDataset:
         """This rank's batches of B rows each, in order; every rank gets the same number of them.
 
         Every rank goes through the files and checks the form of every line, but parses only rows of
-        its own; how rows are dealt out: :func:`tutorec.datasets.utils.step_slices`.
+        its own; how rows are split over ranks: :func:`tutorec.datasets.utils.step_slices`.
 
         Args:
             batch_size: B, rows per batch on this rank.
             rank: this rank.
             world_size: W.
             epochs: how often the files are gone through.
-            drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+            drop_last: leave out the rows after the last full step; else they are split evenly.
 
         Yields:
             Batches with dense [B, 13], ids of every feature, and labels [B].

@@ -49,7 +49,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         batch_size: B, rows per batch on this rank.
         rank: this rank.
         world_size: W.
-        drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+        drop_last: leave out the rows after the last full step; else they are split evenly.
         shuffle_batches: shuffle the rows inside each batch, in a new order in every pass.
         shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds only its own
             in memory.

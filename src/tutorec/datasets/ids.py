@@ -112,7 +112,7 @@ def drifting_ids(
 ) -> list[Tensor]:
     """Batches of ids of a power law, whose popularity may move to other rows.
 
-    Popular rows lie anywhere among the R, as in a table whose ids were given out in the order in
+    Popular rows are anywhere among the R, as in a table whose ids were assigned in the order in
     which users and products came.
 
     Args:

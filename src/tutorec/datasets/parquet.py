@@ -124,7 +124,9 @@ class ParquetDataset(IterableDataset[Batch]):
                 ]
 
         self._rows = sum(rows for *_, rows in self._groups)
-        rank_slices(self._rows, batch_size, rank, world_size)  # refuses what cannot be dealt out
+        rank_slices(
+            self._rows, batch_size, rank, world_size
+        )  # raises if the rows cannot be split over ranks
         self.set_epoch(0)
 
     def __len__(self) -> int:

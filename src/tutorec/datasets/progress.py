@@ -13,7 +13,7 @@ def progress_bar(title: str, wanted: bool | None = None, **options: Any) -> Any:
 
     Args:
         title: in front of the bar.
-        wanted: show it; by default only on a terminal outside of CI.
+        wanted: show it; by default only on a terminal outside CI.
         options: those of ``tqdm``: iterable, total, unit.
 
     Example:

@@ -10,7 +10,7 @@ No model can rank better than these probabilities do, so the best possible AUC i
 (:attr:`Shop.best_auc`).
 
 Rows are generated in blocks of fixed size, each from a generator of its own that is seeded by
-(seed, split, block). So the rows do not depend on the batch size, nor on how they are dealt out to
+(seed, split, block). So the rows do not depend on the batch size, nor on how they are split over
 ranks, and memory is bounded however many rows there are.
 """
 
@@ -124,14 +124,14 @@ def shop(
         rows: rows of the training split.
         test_rows: rows of the held-out split.
         exponent: the k-th most popular id appears in proportion to ``k ** -exponent`` (0: all
-            alike). An id says nothing about its popularity: popularity ranks are dealt out at
+            alike). An id says nothing about its popularity: popularity ranks are assigned at
             random.
         max_clicked: the longest list of recent clicks; a list can be empty.
         factors: length of the hidden vectors.
         seed: everything is a function of it and of the arguments above.
 
     Returns:
-        The shop; nothing is generated before it is asked for.
+        The shop; nothing is generated before it is requested.
 
     Raises:
         ValueError: a size is not a positive whole number, or ``seed`` or ``exponent`` is negative
@@ -219,7 +219,7 @@ class Shop:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: not the blocks, which the copy generates when it needs them."""
+        """State for pickling, without the blocks, which the copy generates when it needs them."""
         return {**self.__dict__, "_blocks": OrderedDict()}
 
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
@@ -259,7 +259,7 @@ class Shop:
             epochs: how often the split is gone through.
             weighted: give every id a weight: its dwell share for ``clicked``, 1 for ``user`` and
                 ``item``.
-            drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+            drop_last: leave out the rows after the last full step; else they are split evenly.
             start: go on where an earlier run stood, at its batches' ``position``; its world may
                 have been another one.
 
@@ -379,7 +379,7 @@ class Shop:
         require_int("shop: stop", stop)
         if not 0 <= start <= stop <= count:
             raise ValueError(
-                f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}"
+                f"shop: rows {start}..{stop} requested, and split '{split}' has rows 0..{count}"
             )
 
     def _count(self, split: Split) -> int:

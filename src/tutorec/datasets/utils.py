@@ -123,7 +123,7 @@ def step_slices(
     """The row range (start, stop) of each rank in each step, for ``rows`` rows.
 
     A full step takes W * B consecutive rows, B for each rank in rank order. The rows after the last
-    full step are dealt out evenly; when they are fewer than the ranks they join the last full step
+    full step are split evenly; when they are fewer than the ranks they join the last full step
     instead, because a rank whose batch is empty has no mean loss. Every rank takes part in every
     step.
 
@@ -182,8 +182,8 @@ def rank_slices(
 class RowBatches(Iterator[Batch]):
     """One rank's batches over numbered rows, with a position from which any world can resume.
 
-    Ranks are dealt out the rows as :func:`step_slices` says. Where a run goes on inside an epoch,
-    the rows that are left of it are dealt out in the same way: with the same W * B the steps are
+    Rows are split over ranks as :func:`step_slices` says. Where a run goes on inside an epoch,
+    its remaining rows are split in the same way: with the same W * B the steps are
     those of a run that never stopped. Fewer rows than ranks make no step then, and are left out.
 
     Args:
@@ -320,13 +320,13 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
 
 
 def own_worker() -> tuple[int, int]:
-    """The number of this worker of a DataLoader and how many there are; (0, 1) outside of one."""
+    """The number of this worker of a DataLoader and how many there are; (0, 1) outside one."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 def opener(path_manager_key: Any) -> Callable[..., Any]:
-    """What opens a path: Python's ``open``, or that of a path manager.
+    """The function that opens a path: Python's ``open``, or that of a path manager.
 
     Args:
         path_manager_key: a path manager, which is any object with ``open(path, mode)``; or the name
@@ -437,31 +437,6 @@ class Limit(IterDataPipe):
 IterDataPipe.limit = partialmethod(Limit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class ParallelReadConcat(IterDataPipe):
-    """Several pipes one after the other; each worker of a DataLoader reads some of them.
-
-    Args:
-        datapipes: the pipes.
-        dp_selector: which of them this worker reads; by default the workers share them evenly.
-
-    Raises:
-        ValueError: more workers than pipes.
-    """
-
-    def __init__(
-        self,
-        *datapipes: Iterable[Any],
-        dp_selector: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
-    ) -> None:
-        super().__init__()
-        self.datapipes = datapipes
-        self.dp_selector = dp_selector or _of_worker
-
-    def __iter__(self) -> Iterator[Any]:
-        for pipe in self.dp_selector(self.datapipes):
-            yield from pipe
-
-
 def safe_cast(val: T, dest_type: Callable[[T], T], default: T) -> T:
     """``dest_type(val)``, or ``default`` where that is a ValueError.
 
@@ -474,65 +449,6 @@ def safe_cast(val: T, dest_type: Callable[[T], T], default: T) -> T:
         return dest_type(val)
     except ValueError:
         return default
-
-
-def train_filter(
-    key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int
-) -> bool:
-    """Whether sample ``idx`` belongs to the training part.
-
-    Args:
-        key_fn: a number for the position of a sample.
-        train_perc: share of the training part.
-        decimal_places: how many of its decimals count.
-        idx: the position.
-    """
-    return key_fn(idx) % 10**decimal_places < round(train_perc * 10**decimal_places)
-
-
-def val_filter(
-    key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int
-) -> bool:
-    """Whether sample ``idx`` belongs to the validation part: the opposite of :func:`train_filter`.
-
-    Args:
-        key_fn: a number for the position of a sample.
-        train_perc: share of the training part.
-        decimal_places: how many of its decimals count.
-        idx: the position.
-    """
-    return not train_filter(key_fn, train_perc, decimal_places, idx)
-
-
-def idx_split_train_val(
-    datapipe: Iterable[Any],
-    train_perc: float,
-    decimal_places: int = 2,
-    key_fn: Callable[[int], int] = int,
-) -> tuple[IterDataPipe, IterDataPipe]:
-    """A training part and a validation part, by the position of a sample.
-
-    Args:
-        datapipe: the samples; both parts read all of them.
-        train_perc: share of the training part, between 0 and 1.
-        decimal_places: with 2, 100 samples in a row are dealt out in the same way as the next 100.
-        key_fn: a number for each position; its last ``decimal_places`` digits decide.
-
-    Returns:
-        The two parts.
-
-    Raises:
-        ValueError: ``train_perc`` is not between 0 and 1.
-
-    Example:
-        >>> from tutorec.datasets.utils import idx_split_train_val
-        >>> train, val = idx_split_train_val(range(20), 0.8, decimal_places=1)
-        >>> list(train)[-3:], list(val)
-        ([15, 16, 17], [8, 9, 18, 19])
-    """
-    # The rule begins again in each pass, like the random one.
-    rule = partial(partial, train_filter, key_fn, train_perc, decimal_places)
-    return _two_parts(datapipe, train_perc, rule)
 
 
 def rand_split_train_val(
@@ -588,11 +504,3 @@ class _Part(IterDataPipe):
     def __iter__(self) -> Iterator[Any]:
         in_training = self.rule()
         return (sample for idx, sample in enumerate(self.datapipe) if in_training(idx) == self.kept)
-
-
-def _of_worker(datapipes: Sequence[Any]) -> Sequence[Any]:
-    worker, workers = own_worker()
-    if workers > max(len(datapipes), 1):
-        raise ValueError(f"{workers} workers for {len(datapipes)} pipe(s): use as many at most")
-    start, stop = split_evenly(0, len(datapipes), workers)[worker]
-    return datapipes[start:stop]

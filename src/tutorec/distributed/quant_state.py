@@ -44,7 +44,6 @@ from tutorec.quant.packed_tables import (
     check_parts,
     note_formats,
     parts_of_rows,
-    write_parts,
 )
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -227,18 +226,6 @@ class ShardedQuantModule(
     def packed_rows(self, table: str) -> Tensor:
         """A table's packed rows [R, row_bytes] uint8: a view if it is contiguous, else a copy."""
         return _joined(self._table(table), self._own_rows(table))
-
-    def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
-        """Write packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], uint8."""
-        placed = self._table(table)
-        own = self._own_rows(table)
-        self._not_loaded.discard(table)
-        shape = placed.table.rows, placed.table.layout.row_bytes
-        packed_rows = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
-        write_parts(table, packed_rows, placed.table, payload, scale_bias)
-
-        for rows, shard in zip(own, _cut(placed, packed_rows), strict=True):
-            rows.copy_(shard)
 
     def _table(self, name: str) -> QuantTable:
         for table in self._tables:

@@ -1,4 +1,4 @@
-"""What the example scripts share: options, process group, resumable training, report."""
+"""Shared parts of the example scripts: options, process group, resumable training, report."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NAME = "tutorec.examples.sequence"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and compare what is found with what is popular.
+    """Train, and compare the recall with that of the most popular items.
 
     Args:
         argv: the options; by default those of the command line.

@@ -31,7 +31,7 @@ NAME = "tutorec.examples.two_tower"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and compare what is found with what is popular.
+    """Train, and compare the recall with that of the most popular items.
 
     Args:
         argv: the options; by default those of the command line.
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--negatives",
         choices=("in_batch", "random"),
         default="in_batch",
-        help="items that stand for all that were not clicked (%(default)s)",
+        help="items sampled from those that were not clicked (%(default)s)",
     )
     options = options_parser.parse_args(argv)
     store = shop_of(options)

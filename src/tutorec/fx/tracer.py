@@ -120,7 +120,7 @@ class Tracer(torch.fx.Tracer):
         return forward, [model, *args[1:]]
 
     def create_arg(self, a: Any) -> Any:
-        """What the graph holds for a value of eager code."""
+        """The graph's argument for a value of eager code."""
         if isinstance(a, LazyAwaitable):
             return self.create_arg(a.wait())
 

@@ -16,7 +16,7 @@ from torch.fx import _symbolic_trace
 from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-__all__ = ["assert_fx_safe", "call_whole", "fx_marker", "is_fx_symbolic_tracing", "is_marker_node"]
+__all__ = ["assert_fx_safe", "call_whole", "fx_marker", "is_fx_symbolic_tracing"]
 
 
 def _flag_without_compiling() -> bool:
@@ -53,24 +53,14 @@ def fx_marker(s: str, any_proxy_unused: Any) -> None:
         >>> double(torch.ones(1))
         tensor([2.])
         >>> traced = torch.fx.symbolic_trace(double)
-        >>> [node.name for node in traced.graph.nodes if is_marker_node(node, "HERE")]
-        ['_fx_marker']
+        >>> [node.args[0] for node in traced.graph.nodes if node.name == "_fx_marker"]
+        ['HERE']
 
     Source:
         TorchRec's ``torchrec.fx.utils.fx_marker``.
     """
     if is_fx_symbolic_tracing():
         _fx_marker(s, any_proxy_unused)
-
-
-def is_marker_node(node: torch.fx.Node, marker_name: str) -> bool:
-    """Whether a node of a graph is the mark of that name, see `fx_marker`."""
-    return (
-        node.op == "call_function"
-        and node.target is _fx_marker
-        and len(node.args) > 0
-        and node.args[0] == marker_name
-    )
 
 
 def call_whole(module: nn.Module, traced: Any, *args: Any) -> Any:

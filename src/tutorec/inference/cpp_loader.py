@@ -31,7 +31,7 @@ _PROGRAM = "tutorec_loader"
 
 
 def missing_tools() -> str | None:
-    """What is missing to build the loader, with a remedy; None if nothing is."""
+    """The reason why the loader cannot be built, with a remedy; None if it can."""
     if sys.platform == "win32":
         return (
             "the C++ loader opens operator libraries as Linux and macOS do, and is not built on "

@@ -17,29 +17,89 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
 from tutorec.distributed.quant_embedding import QUANT_SHARDERS
 from tutorec.distributed.shard import _shard_modules, collections_of
-from tutorec.inference.table_rows import (
-    assign_weights_to_tbe,
-    get_table_to_weights_from_tbe,
-    set_pruning_data,
-)
+from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.preparing import quant_prep_enable_register_tbes
+from tutorec.quant.preparing import (
+    MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT,
+    quant_prep_enable_register_tbes,
+)
 from tutorec.quant.whole_model import (
     QUANTIZE_FIRST,
     QUANTIZED,
     spread_over_devices,
     swap_collections,
+    tables_of,
 )
 
 __all__ = [
-    "assign_weights_to_tbe",
-    "get_table_to_weights_from_tbe",
     "quantize_embeddings",
     "quantize_inference_model",
     "set_pruning_data",
     "shard_quant_model",
 ]
+
+
+def set_pruning_data(
+    model: nn.Module,
+    tables_to_rows_post_pruning: Mapping[str, int],
+    module_types: Sequence[type[nn.Module]] | None = None,
+) -> nn.Module:
+    """Set the number of first rows of some tables that quantization keeps.
+
+    Args:
+        model: A float collection, or a model with float collections.
+        tables_to_rows_post_pruning: Table name -> rows to keep.
+        module_types: The collections concerned; both by default.
+
+    Returns:
+        The model.
+
+    Raises:
+        KeyError: There is no such table.
+        ValueError: A number is less than 1 or more than the table's rows.
+
+    Example:
+        >>> import torch, tutorec
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")])
+        >>> tutorec.quantize(set_pruning_data(ebc, {"item": 6})).packed_rows("item").shape
+        torch.Size([6, 68])
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.set_pruning_data``, which ignores unknown names.
+    """
+    classes = tuple(module_types or QUANTIZED)
+    collections = [
+        (module, {config.name: config.num_embeddings for config in tables_of(module)[1]})
+        for module in model.modules()
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
+        and type(module) in classes
+    ]
+    known = {name for _, tables in collections for name in tables}
+    unknown = sorted(set(tables_to_rows_post_pruning) - known)
+    if unknown:
+        raise KeyError(
+            f"there are no tables {unknown} in float collections; the tables are {sorted(known)}"
+        )
+
+    for _, tables in collections:
+        for name, rows in tables.items():
+            require_int(
+                f"rows that are left of table {name!r}",
+                tables_to_rows_post_pruning.get(name, rows),
+                1,
+                rows,
+            )
+
+    for module, _ in collections:
+        setattr(
+            module,
+            MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT,
+            dict(tables_to_rows_post_pruning),
+        )
+
+    return model
 
 
 def quantize_embeddings(

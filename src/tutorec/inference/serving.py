@@ -296,15 +296,15 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _numbers(words: list[str], dtype: torch.dtype) -> Tensor:
+def _numbers(texts: list[str], dtype: torch.dtype) -> Tensor:
     """The elements of a tensor from their text [N]."""
     if not dtype.is_floating_point:
-        return torch.tensor([int(number) for number in words], dtype=dtype)
+        return torch.tensor([int(number) for number in texts], dtype=dtype)
 
-    parsed = torch.tensor([float(number) for number in words], dtype=dtype)
+    parsed = torch.tensor([float(number) for number in texts], dtype=dtype)
     for index in parsed.isinf().nonzero().flatten().tolist():
-        if "inf" not in words[index].lower():
-            raise ValueError(f"{words[index]} does not fit")
+        if "inf" not in texts[index].lower():
+            raise ValueError(f"{texts[index]} does not fit")
     return parsed
 
 

@@ -1,4 +1,4 @@
-"""What a model is judged by while it trains: metrics over batches, windows and ranks.
+"""Metrics of a model in training, over batches, windows and ranks.
 
 Each module has one metric, under TorchRec's name. For labels and scores that are all here,
 `tutorec.models.metrics` has AUC and normalized entropy as functions.

@@ -47,6 +47,6 @@ class AccuracyMetricComputation(SumsOfSamples):
         }
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, ``[n_tasks]``."""
+        """The reported values, ``[n_tasks]``."""
         accuracy = weighted_mean(sums["accuracy_sum"], sums["weighted_num_samples"])
         return {MetricName.ACCURACY: accuracy}

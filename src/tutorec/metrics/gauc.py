@@ -44,7 +44,7 @@ class GAUCMetricComputation(SumsOfSamples):
         }
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, ``[n_tasks]`` each."""
+        """The reported values, ``[n_tasks]`` each."""
         sessions = sums["num_samples"]
         return {
             MetricName.GAUC: (sums["auc_sum"] + 1e-9) / (sessions + 2e-9),  # 0.5 without a session

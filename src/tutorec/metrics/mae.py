@@ -27,6 +27,6 @@ class MAEMetricComputation(SumsOfSamples):
         }
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, ``[n_tasks]``."""
+        """The reported values, ``[n_tasks]``."""
         mae = weighted_mean(sums["error_sum"], sums["weighted_num_samples"])
         return {MetricName.MAE: mae}

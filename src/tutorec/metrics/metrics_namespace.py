@@ -1,4 +1,4 @@
-"""What a metric's number is called, with TorchRec's spelling."""
+"""Names of metrics, with TorchRec's spelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MetricNameBase(_Text):
 
 
 class MetricName(MetricNameBase):
-    """What is computed."""
+    """The quantity that is computed."""
 
     NE = "ne"
     LOG_LOSS = "logloss"

@@ -40,7 +40,7 @@ class MSEMetricComputation(SumsOfSamples):
         }
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, ``[n_tasks]`` each."""
+        """The reported values, ``[n_tasks]`` each."""
         weight = sums["weighted_num_samples"]
         mse = weighted_mean(sums["error_sum"], weight)
         values: dict[MetricNameBase, Tensor] = {MetricName.MSE: mse, MetricName.RMSE: mse.sqrt()}

@@ -55,7 +55,7 @@ class NEMetricComputation(SumsOfSamples):
         }
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, ``[n_tasks]`` each."""
+        """The reported values, ``[n_tasks]`` each."""
         total = sums["weighted_num_samples"]
         positive = sums["pos_labels"]
         negative = sums["neg_labels"]

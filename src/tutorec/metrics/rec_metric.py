@@ -26,15 +26,15 @@ MAX_BUFFER_COUNT = 1000
 
 _STAGE = "metrics"
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda of_ranks: of_ranks.sum(dim=0),
-    "mean": lambda of_ranks: of_ranks.mean(dim=0),
-    "max": lambda of_ranks: of_ranks.amax(dim=0),
-    "min": lambda of_ranks: of_ranks.amin(dim=0),
+    "sum": lambda values: values.sum(dim=0),
+    "mean": lambda values: values.mean(dim=0),
+    "max": lambda values: values.amax(dim=0),
+    "min": lambda values: values.amin(dim=0),
 }
 
 
 class RecMetricException(ValueError):
-    """What a metric was given cannot be judged."""
+    """A metric cannot be computed from its input."""
 
 
 @dataclass
@@ -209,7 +209,7 @@ class RecMetricComputation(nn.Module, ABC):
         try:
             if group is not None and group.size() > 1:
                 for name, state in states.items():
-                    setattr(self, name, self._of_all_ranks(name, state, group))
+                    setattr(self, name, self._gathered(name, state, group))
             if self._my_rank != 0 and not self._compute_on_all_ranks:
                 return []
             return self._compute()
@@ -232,7 +232,7 @@ class RecMetricComputation(nn.Module, ABC):
             self._windows[name] = WindowBuffer(self._window_size, MAX_BUFFER_COUNT)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RecMetricComputation:
-        """Move what is no buffer, too: lists of tensors, and the batches of windows."""
+        """Also move what is not a buffer: lists of tensors, and the batches of windows."""
         super()._apply(fn, recurse)
         for name, default in self._defaults.items():
             if isinstance(default, list):
@@ -243,19 +243,19 @@ class RecMetricComputation(nn.Module, ABC):
             window.batches = deque((fn(added), size) for added, size in window.batches)
         return self
 
-    def _of_all_ranks(self, name: str, state: Any, group: ProcessGroup) -> Any:
+    def _gathered(self, name: str, state: Any, group: ProcessGroup) -> Any:
         if isinstance(state, list):
             joined = torch.cat(state, dim=-1)
             return [torch.cat(_gather(joined, group), dim=-1)]
         return self._reductions[name](torch.stack(_gather(state, group)))
 
 
-def _gather(mine: Tensor, group: ProcessGroup) -> list[Tensor]:
+def _gather(local: Tensor, group: ProcessGroup) -> list[Tensor]:
     """The tensors of all ranks, which differ in their last dimension at most."""
-    lengths = [length for (length,) in all_gather_ints([mine.shape[-1]], group, _STAGE)]
-    rows = mine.shape[:-1]
+    lengths = [length for (length,) in all_gather_ints([local.shape[-1]], group, _STAGE)]
+    rows = local.shape[:-1]
     counts = [rows.numel() * length for length in lengths]
-    flat = all_gather(mine.reshape(-1), counts, group, _STAGE).wait()
+    flat = all_gather(local.reshape(-1), counts, group, _STAGE).wait()
     tensors = flat.split(counts)
     return [tensor.view(*rows, length) for tensor, length in zip(tensors, lengths, strict=True)]
 
@@ -283,7 +283,7 @@ class SumsOfSamples(RecMetricComputation):
 
     @abstractmethod
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
-        """What is reported, from the sums over samples, ``[n_tasks]`` each."""
+        """The reported values, from the sums over samples, ``[n_tasks]`` each."""
 
     @torch.no_grad()
     def update(
@@ -336,5 +336,5 @@ def check_inputs(metric: RecMetricComputation, **inputs: Tensor | None) -> dict[
 
 
 def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:
-    """A sum over its weight, and 0 where there is none."""
+    """A sum over its weight; 0 if the weight is 0."""
     return torch.where(weight == 0.0, 0.0, total / weight)

@@ -80,7 +80,7 @@ def click_count_baseline(
 
 
 def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
-    """How often each id of a feature was clicked: [rows] in int64.
+    """Number of clicks of each id of a feature: [rows] in int64.
 
     Its largest entries are what a shop shows that knows nothing of its users; a retrieval model has
     to find more.

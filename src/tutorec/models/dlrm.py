@@ -29,12 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
-from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
 from tutorec.modules.crossnet import LowRankCrossNet
@@ -46,7 +44,7 @@ from tutorec.sparse.layout import checkable
 
 
 def choose(n: int, k: int) -> int:
-    """How many sets of k there are among n things; 0 where there are none.
+    """Number of subsets of k among n elements; 0 if there are none.
 
     Example:
         >>> from tutorec.models.dlrm import choose
@@ -493,26 +491,6 @@ class DLRM_Projection(DLRM):
         self.over_arch = OverArch(width + products, over_arch_layer_sizes, device=dense_device)
 
 
-class DLRMWrapper(DLRM):
-    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1].
-
-    Args:
-        embedding_bag_collection: Tables of one width D, with F features in all.
-        dense_in_features: D_in, number of dense columns.
-        dense_arch_layer_sizes: Layers of the dense MLP; the last one must be D.
-        over_arch_layer_sizes: Layers of the last MLP; the last one is 1 for a logit.
-        dense_device: Where the MLPs are made.
-    """
-
-    def forward(self, model_input: Any) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A ``ModelInput`` of B samples to logits [B, 1], in training (mean log loss, logits)."""
-        assert model_input.idlist_features is not None, "ModelInput.generate() makes ids"
-        logits = super().forward(model_input.float_features, model_input.idlist_features)
-        if not self.training:
-            return logits
-        return F.binary_cross_entropy_with_logits(logits.squeeze(-1), model_input.label), logits
-
-
 class DLRMTrain(nn.Module):
     """A DLRM of any kind and its loss, for a training loop or a pipeline.
 
@@ -557,7 +535,7 @@ def _check_labels(labels: Tensor) -> None:
 
 
 def _zero_without_samples(loss: Tensor, logits: Tensor) -> Tensor:
-    """The loss; where there are no samples their sum, 0, since the mean of nothing is no number."""
+    """The mean loss; 0 without samples, whose mean would be NaN."""
     return loss if logits.numel() else logits.sum()
 
 

@@ -1,4 +1,4 @@
-"""What a click model is judged by: AUC and normalized entropy."""
+"""Metrics of a click model: AUC and normalized entropy."""
 
 from __future__ import annotations
 

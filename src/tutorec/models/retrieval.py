@@ -162,7 +162,7 @@ def recall_at(
 
     Raises:
         AgreementError: ranks differ in ``ks``.
-        ValueError: there are no clicks, a k is no number from 1, fewer items were retrieved than
+        ValueError: there are no clicks, a k is not a number from 1, fewer items were retrieved than
             the largest k, or the feature does not name one item for each sample.
 
     Example:

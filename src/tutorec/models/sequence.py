@@ -1,4 +1,4 @@
-"""What comes next in a session: attention over the items of a history, and a score for every item.
+"""Prediction of the next item of a session: attention over a history, and a score for every item.
 
 ::
 

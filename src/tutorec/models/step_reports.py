@@ -1,4 +1,4 @@
-"""What a person logs while a model trains, the same numbers on every rank."""
+"""Numbers to log while a model trains, the same on every rank."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StepReports:
         return self._report(step)
 
     def finish(self, step: int) -> None:
-        """Report the steps after the last report, where there are any."""
+        """Report the steps after the last report, if there are any."""
         if self._losses:
             self._report(step)
 

@@ -52,7 +52,7 @@ _SHOW_EVERY = 10  # steps: the bar's loss is read so rarely because reading wait
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a click model's predictions are worth, over the samples of all ranks.
+    """Quality of a click model's predictions, over the samples of all ranks.
 
     Attributes:
         auc: how often a click is scored above a non-click.
@@ -75,7 +75,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Trained:
-    """What :func:`train` did.
+    """The result of :func:`train`.
 
     Attributes:
         losses: [steps] in float64: the loss of each step, over the samples of all ranks.
@@ -89,7 +89,7 @@ class Trained:
 
     @property
     def steps(self) -> int:
-        """How many steps were made."""
+        """Number of steps."""
         return len(self.losses)
 
 
@@ -381,7 +381,7 @@ def _answer(
 
 
 def _form(answer: Any) -> str:
-    """What an answer is made of: ``(a tensor [], a dict)``."""
+    """The form of a result: ``(a tensor [], a dict)``."""
     if isinstance(answer, tuple | list):
         return f"({', '.join(map(_form, answer))})"
 
@@ -426,7 +426,7 @@ def _agree_on_steps(
 def _bar(
     progress: bool, steps: int | None, group: dist.ProcessGroup | None
 ) -> Iterator[Callable[[Tensor], None]]:
-    """A progress bar of rank 0 with a late loss; what it gives is called after each step."""
+    """A progress bar of rank 0 with a late loss; yields a function to call after each step."""
     if not progress or (group is not None and group.rank() != 0):
         yield lambda loss: None
         return

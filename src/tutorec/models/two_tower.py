@@ -116,8 +116,10 @@ class TwoTower(nn.Module):
                 columns.setdefault(feature, []).append((name, config.embedding_dim))
 
         self._features = list(columns)
-        self._query_columns, query_width = _of_tower("query_features", self.query_features, columns)
-        self._candidate_columns, candidate_width = _of_tower(
+        self._query_columns, query_width = _tower_columns(
+            "query_features", self.query_features, columns
+        )
+        self._candidate_columns, candidate_width = _tower_columns(
             "candidate_features", self.candidate_features, columns
         )
         self.query_tower, self.candidate_tower = (
@@ -335,13 +337,14 @@ def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
     return bags.values()
 
 
-def _of_tower(
-    what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]
+def _tower_columns(
+    argument: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]
 ) -> tuple[list[str], int]:
     """Names of a tower's pooled rows, and how many columns they are together."""
     if not features or not set(features) <= columns.keys():
         raise ValueError(
-            f"TwoTower: {what}={features} must name at least one of {sorted(columns)}, and no other"
+            f"TwoTower: {argument}={features} must name at least one of {sorted(columns)}, and no "
+            "other"
         )
     pooled = [column for feature in features for column in columns[feature]]
     return [name for name, _ in pooled], sum(width for _, width in pooled)

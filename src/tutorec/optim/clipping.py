@@ -23,7 +23,7 @@ _ROUNDING = 1e-6
 
 @unique
 class GradientClipping(Enum):
-    """What is bounded: the norm of all gradients, each element, or nothing.
+    """The bounded quantity: the norm of all gradients, each element, or none.
 
     Source:
         TorchRec's ``torchrec.optim.clipping.GradientClipping``.
@@ -45,8 +45,8 @@ class ReduceNorm(Protocol):
         """Whether other ranks hold other shards of the parameter or of its table."""
         ...
 
-    def __call__(self, part: Tensor, largest: bool) -> Tensor:
-        """The sum over ranks of ``part []``, or the maximum."""
+    def __call__(self, local: Tensor, largest: bool) -> Tensor:
+        """The sum over ranks of ``local []``, or the maximum."""
         ...
 
 
@@ -226,13 +226,13 @@ def _dense(parameter: Tensor) -> Tensor:
     return to_local() if to_local is not None else grad
 
 
-def _reduce_in_groups(part: Tensor, groups: Sequence[Any], largest: bool) -> Tensor:
+def _reduce_in_groups(local: Tensor, groups: Sequence[Any], largest: bool) -> Tensor:
     """Reduce over the caller's process groups, with the methods of the groups themselves."""
     from torch.distributed import ReduceOp
 
     for group in groups:
-        group.allreduce([part], ReduceOp.MAX if largest else ReduceOp.SUM).wait()
-    return part
+        group.allreduce([local], ReduceOp.MAX if largest else ReduceOp.SUM).wait()
+    return local
 
 
 __all__ = ["GradientClipping", "GradientClippingOptimizer", "ReduceNorm"]

@@ -63,19 +63,21 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
             "nothing to watch: read parameter.grad, or call apply_optimizer_in_backward, or shard "
             "tables with the fused kernel"
         )
-    busy = [
-        target for target in watched if getattr(target.place, target.attribute, None) is not None
+    already_watched = [
+        entry for entry in watched if getattr(entry.target, entry.attribute, None) is not None
     ]
-    if busy:
-        raise ValueError(f"debug_grads watches {busy[0].what!r} already: leave the inner block out")
+    if already_watched:
+        raise ValueError(
+            f"debug_grads watches {already_watched[0].name!r} already: leave the inner block out"
+        )
 
     try:
-        for target in watched:
-            setattr(target.place, target.attribute, target.listener)
+        for entry in watched:
+            setattr(entry.target, entry.attribute, entry.listener)
         yield seen
     finally:
-        for target in watched:
-            setattr(target.place, target.attribute, None)
+        for entry in watched:
+            setattr(entry.target, entry.attribute, None)
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,9 @@ class _ShardPosition:
 class _Watched:
     """An operator or a parameter that reports its gradients while an attribute of it is set."""
 
-    place: Any
+    target: Any
     attribute: str
-    what: str
+    name: str
     listener: Any
 
 
@@ -104,40 +106,44 @@ class _Gradients(Mapping[str, Tensor]):
     """Name -> the sum of the reported gradients."""
 
     names: dict[str, None] = field(default_factory=dict)
-    held: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, place: _ShardPosition, rows: Tensor, sums: Tensor) -> None:
+    def add(self, position: _ShardPosition, rows: Tensor, sums: Tensor) -> None:
         """Add gradients ``[U, D_local]`` of local rows ``[U]``."""
         full_rows = sums.detach()
-        if place.columns != sums.shape[1]:
-            full_rows = sums.new_zeros(sums.shape[0], place.columns)
-            full_rows[:, place.first_column : place.first_column + sums.shape[1]] = sums
+        if position.columns != sums.shape[1]:
+            full_rows = sums.new_zeros(sums.shape[0], position.columns)
+            full_rows[:, position.first_column : position.first_column + sums.shape[1]] = sums
 
-        ids = (rows.long() + place.first_row).unsqueeze(0)
+        ids = (rows.long() + position.first_row).unsqueeze(0)
         gradient = torch.sparse_coo_tensor(
-            ids, full_rows.clone(), (place.rows, place.columns), check_invariants=False
+            ids, full_rows.clone(), (position.rows, position.columns), check_invariants=False
         )
-        before = self.held.get(place.name)
-        self.held[place.name] = (gradient if before is None else before + gradient).coalesce()
+        before = self.gradients.get(position.name)
+        self.gradients[position.name] = (
+            gradient if before is None else before + gradient
+        ).coalesce()
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.held:
+        if name not in self.gradients:
             if name in self.names:
                 raise KeyError(
                     f"no gradient of {name!r} was seen: forward and backward both belong inside "
                     "the block of debug_grads, and this rank must hold rows of the table"
                 )
             raise KeyError(f"{name!r} is not a table that backward updates: {[*self.names]}")
-        return self.held[name]
+        return self.gradients[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.held)
+        return iter(self.gradients)
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.gradients)
 
     def __repr__(self) -> str:
-        rows = (f"{k!r}: {grad._nnz()} rows of {grad.shape[0]}" for k, grad in self.held.items())
+        rows = (
+            f"{k!r}: {grad._nnz()} rows of {grad.shape[0]}" for k, grad in self.gradients.items()
+        )
         return f"{{{', '.join(rows)}}}"
 
 
@@ -147,21 +153,26 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
         fused = [inner for inner in module.modules() if isinstance(inner, FusedOptimizerModule)]
         if fused != [module]:
             continue
-        prefix = _bare(model, f"{path}." if path else "")
-        positions = _places(module, prefix)
+        prefix = _unwrapped_name(model, f"{path}." if path else "")
+        positions = _shard_positions(module, prefix)
         for optimizer in _leaves(fused[0].fused_optimizer):
-            of_tables = [
+            table_positions = [
                 positions.get(id(parameter)) or _ShardPosition(prefix + name, *parameter.shape)
                 for name, parameter in optimizer.params.items()
             ]
-            seen.names.update(dict.fromkeys(position.name for position in of_tables))
+            seen.names.update(dict.fromkeys(position.name for position in table_positions))
 
             def listener(
-                table: int, rows: Tensor, sums: Tensor, of_tables: list[_ShardPosition] = of_tables
+                table: int,
+                rows: Tensor,
+                sums: Tensor,
+                table_positions: list[_ShardPosition] = table_positions,
             ) -> None:
-                seen.add(of_tables[table], rows, sums)
+                seen.add(table_positions[table], rows, sums)
 
-            yield _Watched(optimizer.operator, "gradient_listener", of_tables[0].name, listener)
+            yield _Watched(
+                optimizer.operator, "gradient_listener", table_positions[0].name, listener
+            )
 
 
 def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
@@ -173,18 +184,18 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
             or any(isinstance(optimizer, KeyedOptimizer) for optimizer in optimizers)
         ):
             continue
-        place = _ShardPosition(_bare(model, name), *parameter.shape)
-        seen.names[place.name] = None
+        position = _ShardPosition(_unwrapped_name(model, name), *parameter.shape)
+        seen.names[position.name] = None
 
-        def listener(rows: Tensor, sums: Tensor, place: _ShardPosition = place) -> None:
-            seen.add(place, rows, sums)
+        def listener(rows: Tensor, sums: Tensor, position: _ShardPosition = position) -> None:
+            seen.add(position, rows, sums)
 
-        yield _Watched(parameter, GRADIENT_LISTENER, place.name, listener)
+        yield _Watched(parameter, GRADIENT_LISTENER, position.name, listener)
 
 
-def _places(part: Any, prefix: str) -> dict[int, _ShardPosition]:
+def _shard_positions(module: Any, prefix: str) -> dict[int, _ShardPosition]:
     """Id of each parameter of a sharded collection -> position of its shard in the table."""
-    tables = part.local_shards() if hasattr(part, "local_shards") else ()
+    tables = module.local_shards() if hasattr(module, "local_shards") else ()
     return {
         id(rows): _ShardPosition(
             prefix + local.name,
@@ -206,7 +217,7 @@ def _leaves(optimizer: KeyedOptimizer) -> Iterator[EmbeddingFusedOptimizer]:
         yield optimizer
 
 
-def _bare(model: nn.Module, name: str) -> str:
+def _unwrapped_name(model: nn.Module, name: str) -> str:
     """The name without the segments that wrappers add; a submodule named "module" stays."""
     names: list[str] = []
     inside: Any = model

@@ -181,10 +181,10 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     ) -> None:
         self._tables = tables
         self._owners = list(parameters)
-        self._form: StateForm | None = None
+        self._state_form: StateForm | None = None
         self.passes = BackwardPasses(names)
         notice_steps()
-        self._places = [rows.data_ptr() for rows in tables.table_weights()]
+        self._addresses = [rows.data_ptr() for rows in tables.table_weights()]
 
         params = dict(zip(names, parameters, strict=True))
         super().__init__(
@@ -207,7 +207,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def store_as(self, form: StateForm) -> None:
         """Make ``state_dict()`` use whole tables, of which this rank has shards."""
-        self._form = form
+        self._state_form = form
 
     def state_dict(self) -> dict[str, Any]:
         """State by parameter; for a sharded module each table once, as ShardedTensors."""
@@ -215,8 +215,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         state_dict = super().state_dict()
         return (
             state_dict
-            if self._form is None
-            else {**state_dict, "state": self._form.stored(state_dict["state"])}
+            if self._state_form is None
+            else {**state_dict, "state": self._state_form.stored(state_dict["state"])}
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 plan.
         """
         self._tables.flush()
-        super().load_state_dict(self._of_parameters(state_dict))
+        super().load_state_dict(self._by_parameter(state_dict))
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise if ``load_state_dict`` would raise, and change nothing.
@@ -235,17 +235,17 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: See ``load_state_dict``.
         """
-        super().check_state_dict(self._of_parameters(state_dict))
+        super().check_state_dict(self._by_parameter(state_dict))
 
-    def _of_parameters(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _by_parameter(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """The loaded state, by local parameters."""
         check_form(state_dict)
-        if self._form is None or isinstance(state_dict, _OfParameters):
+        if self._state_form is None or isinstance(state_dict, _OfParameters):
             return state_dict
 
         current = super().state_dict()["state"]
         return _OfParameters(
-            {**state_dict, "state": self._form.local(state_dict["state"], current)}
+            {**state_dict, "state": self._state_form.local(state_dict["state"], current)}
         )
 
     @property
@@ -278,17 +278,19 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         # Attributes of a class of its own are read as fast as torch's.
         with torch._C.DisableTorchFunctionSubclass():
             addresses = [*map(torch.Tensor.data_ptr, self._owners)]
-            if addresses == self._places and (not recorded or all(map(_is_trained, self._owners))):
+            if addresses == self._addresses and (
+                not recorded or all(map(_is_trained, self._owners))
+            ):
                 return
         for (name, owner), current, address in zip(
-            self.params.items(), addresses, self._places, strict=True
+            self.params.items(), addresses, self._addresses, strict=True
         ):
             if current != address or (recorded and not owner.requires_grad):
                 raise ValueError(_why_not(name, current != address))
 
     def rebind(self) -> None:
         """Update the state's tensors after the operator's memory has moved."""
-        self._places = [rows.data_ptr() for rows in self._tables.table_weights()]
+        self._addresses = [rows.data_ptr() for rows in self._tables.table_weights()]
         self.state = self._live_state()
 
     def _live_state(self) -> dict[torch.Tensor, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What backward has updated already: code that comes too late for it gets an error.
+"""Parameters that backward has already updated: later changes of their gradients are errors.
 
 A parameter with an optimizer in backward has no gradient when ``backward()`` returns. Three habits
 of training loops work on gradients between ``backward()`` and ``step()``, and would pass such a
@@ -79,7 +79,7 @@ def check_clipped(parameters: Sequence[Tensor], caller: str) -> None:
 
 
 class HasFusedOptimizer(Protocol):
-    """What `follow_steps` uses of a model."""
+    """The methods of a model that `follow_steps` uses."""
 
     @property
     def fused_optimizer(self) -> Any:
@@ -88,10 +88,10 @@ class HasFusedOptimizer(Protocol):
 
 
 class _Stepped:
-    """What is known of a torch optimizer: the models whose parameters it steps."""
+    """Record of a torch optimizer: the models whose parameters it steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._held = {
+        self._owned_ids = {
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }
         self.find_models()
@@ -103,7 +103,7 @@ class _Stepped:
         self.models = [
             weakref.ref(model)
             for model in _followed
-            if any(id(parameter) in self._held for parameter in model.parameters())
+            if any(id(parameter) in self._owned_ids for parameter in model.parameters())
         ]
 
 

@@ -32,12 +32,12 @@ def check_rate(rate: Any, owner: str) -> float:
     return number
 
 
-def check_number(number: float, what: str) -> float:
+def check_number(number: float, name: str) -> float:
     """Check that a number is at least 0; infinity is allowed.
 
     Args:
         number: The number.
-        what: Its optimizer and name, for the message.
+        name: Its optimizer and name, for the message.
 
     Raises:
         ValueError: It is negative or NaN.
@@ -48,7 +48,7 @@ def check_number(number: float, what: str) -> float:
         ValueError: SGD: momentum=-1.0 must be a number of at least 0
     """
     if not number >= 0:
-        raise ValueError(f"{what}={number!r} must be a number of at least 0")
+        raise ValueError(f"{name}={number!r} must be a number of at least 0")
     return float(number)
 
 

@@ -24,7 +24,7 @@ def reset_optimizer_rows(table: Tensor, rows: Tensor, in_place: bool = False) ->
     Args:
         table: [R, D], a parameter.
         rows: [U].
-        in_place: Whether autograd is not told that state of an optimizer in backward changes.
+        in_place: Whether the state of an optimizer in backward changes without autograd noticing.
 
     Example:
         >>> table = torch.nn.Parameter(torch.zeros(3, 2))

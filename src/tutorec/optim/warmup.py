@@ -195,7 +195,7 @@ class WarmupOptimizer(OptimizerWrapper):
         if progress is not None:
             self._progress.setdefault(self._parameter, {_STATE: torch.zeros(2, dtype=torch.long)})
             load_state(self._progress[self._parameter], progress)
-        super().load_state_dict(self._of_others(state_dict))
+        super().load_state_dict(self._inner_state(state_dict))
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise if ``load_state_dict`` would raise, and change nothing.
@@ -203,7 +203,7 @@ class WarmupOptimizer(OptimizerWrapper):
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``.
         """
-        super().check_state_dict(self._of_others(state_dict))
+        super().check_state_dict(self._inner_state(state_dict))
         progress = state_dict["state"].get(self._param_name)
         if progress is None:
             if self._progress:
@@ -241,7 +241,7 @@ class WarmupOptimizer(OptimizerWrapper):
         for group in self.param_groups:
             group[self._lr_param] = rate
 
-    def _of_others(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def _inner_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         check_form(state_dict)
         others = {
             name: state for name, state in state_dict["state"].items() if name != self._param_name

@@ -32,17 +32,17 @@ def mappings_for(
     return mappings
 
 
-def quantized_behind_mappings(kind: type[_Quantized], module: Any) -> _Quantized:
+def quantized_behind_mappings(cls: type[_Quantized], module: Any) -> _Quantized:
     """The quantized form of a collection of raw ids, with copies of its mappings.
 
     Args:
-        kind: The quantized class.
+        cls: The quantized class.
         module: A managed collision collection of float tables; its ``qconfig`` names the formats.
 
     Returns:
         The quantized collection, in eval mode.
     """
     mappings = copy.deepcopy(module._managed_collision_collection)
-    return kind.packed(
+    return cls.packed(
         module._embedding_module, module.qconfig, managed_collision_collection=mappings
     ).eval()

@@ -23,16 +23,20 @@ _AT_ONCE = 1 << 20
 
 
 def cut_columns(
-    packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, out: Tensor | None = None
+    packed: Tensor,
+    layout: RowLayout,
+    start: int,
+    shard_layout: RowLayout,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Copy columns ``start`` to ``start + piece.columns`` of packed rows, as packed rows.
+    """Copy columns ``start`` to ``start + shard_layout.columns`` of packed rows, as packed rows.
 
     Args:
-        packed: ``[R, whole.row_bytes]``.
-        whole: Their layout.
+        packed: ``[R, layout.row_bytes]``.
+        layout: Their layout.
         start: The first column.
-        piece: The layout of the result, of the same number format.
-        out: Tensor to write to, ``[R, piece.row_bytes]``; a new tensor by default.
+        shard_layout: The layout of the result, of the same number format.
+        out: Tensor to write to, ``[R, shard_layout.row_bytes]``; a new tensor by default.
 
     Returns:
         The packed rows of these columns.
@@ -46,22 +50,24 @@ def cut_columns(
         tensor([[3., 4.]])
     """
     if out is None:
-        out = torch.zeros(packed.shape[0], piece.row_bytes, dtype=torch.uint8, device=packed.device)
+        out = torch.zeros(
+            packed.shape[0], shard_layout.row_bytes, dtype=torch.uint8, device=packed.device
+        )
     for first, rows in enumerate_chunks(packed, _AT_ONCE):
-        codes = _codes(rows, whole)[:, start : start + piece.columns]
-        _write(out[first : first + len(rows)], piece, rows[:, : whole.scale_bytes], codes)
+        codes = _codes(rows, layout)[:, start : start + shard_layout.columns]
+        _write(out[first : first + len(rows)], shard_layout, rows[:, : layout.scale_bytes], codes)
     return out
 
 
 def join_columns(
-    pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout
+    shards: Sequence[Tensor], shard_layouts: Sequence[RowLayout], layout: RowLayout
 ) -> Tensor:
     """Join packed rows of all columns from the shards that `cut_columns` returned.
 
     Args:
-        pieces: ``[R, row_bytes]`` each, in column order; together all columns.
-        layouts: Their layouts.
-        whole: The layout of the result.
+        shards: ``[R, row_bytes]`` each, in column order; together all columns.
+        shard_layouts: Their layouts.
+        layout: The layout of the result.
 
     Example:
         >>> from tutorec._kernels.packed_layout import row_layout
@@ -72,16 +78,19 @@ def join_columns(
         >>> torch.equal(join_columns(halves, [half, half], whole), row)
         True
     """
-    template = pieces[0]
-    out = torch.zeros(template.shape[0], whole.row_bytes, dtype=torch.uint8, device=template.device)
+    first_shard = shards[0]
+    out = torch.zeros(
+        first_shard.shape[0], layout.row_bytes, dtype=torch.uint8, device=first_shard.device
+    )
 
     for first, rows in enumerate_chunks(out, _AT_ONCE):
-        these = slice(first, first + len(rows))
+        chunk = slice(first, first + len(rows))
         codes = [
-            _codes(shard[these].to(out.device), layout)
-            for shard, layout in zip(pieces, layouts, strict=True)
+            _codes(shard[chunk].to(out.device), shard_layout)
+            for shard, shard_layout in zip(shards, shard_layouts, strict=True)
         ]
-        _write(rows, whole, template[these, : whole.scale_bytes], torch.cat(codes, dim=1))
+        scale_and_bias = first_shard[chunk, : layout.scale_bytes]
+        _write(rows, layout, scale_and_bias, torch.cat(codes, dim=1))
     return out
 
 

@@ -207,12 +207,12 @@ class PackedTables(nn.Module):
 
     def packed_rows(self, table: str) -> Tensor:
         """A table's packed rows [R, row_bytes] uint8, with scale, bias and padding: a view."""
-        operator, index = self._place_of(table)
+        operator, index = self._position(table)
         return operator.table_rows(index)
 
     def packed_table(self, table: str) -> PackedTable:
         """Rows, columns, number format and row layout of a table."""
-        operator, index = self._place_of(table)
+        operator, index = self._position(table)
         return operator.tables[index]
 
     def clear_rows(self) -> None:
@@ -226,7 +226,7 @@ class PackedTables(nn.Module):
         self.errors.pop(table, None)
         write_parts(table, self.packed_rows(table), self.packed_table(table), payload, scale_bias)
 
-    def _place_of(self, table: str) -> tuple[PackedTableLookup, int]:
+    def _position(self, table: str) -> tuple[PackedTableLookup, int]:
         for operator, names in self._operators:
             if table in names:
                 return operator, names.index(table)
@@ -412,20 +412,20 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
 
 
 def check_parts(
-    table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]
+    table: PackedTable, buffers: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]
 ) -> None:
     """Check that a state's values for a table can be copied into its buffers without conversion.
 
     Args:
         table: The table.
-        parts: Its buffers by name, see ``parts_of_rows``.
+        buffers: Its buffers by name, see ``parts_of_rows``.
         stored: The state's values for them, or None.
 
     Raises:
         ValueError: The state has floats, which would be converted element by element, or rows in
             another layout.
     """
-    for name, buffer in parts:
+    for name, buffer in buffers:
         value = stored.get(name)
         if value is None:
             continue
@@ -451,22 +451,22 @@ def check_parts(
                 f"table {table.name!r} holds packed rows, {name} {list(buffer.shape)} of {numbers}"
             )
             raise ValueError(
-                f"{holds}, and the loaded state has {shape}{_why(table, parts, value)}"
+                f"{holds}, and the loaded state has {shape}{_why(table, buffers, value)}"
             )
 
 
-def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:
+def _why(table: PackedTable, buffers: Sequence[tuple[str, Tensor]], loaded: Tensor) -> str:
     """An explanation of a wrong layout, and the remedy."""
     layout = table.layout
-    if given.shape[:1] != (table.rows,):
+    if loaded.shape[:1] != (table.rows,):
         return (
             ": it is of a table with other rows; load it into a model with the same configs, "
             "and the same pruning"
         )
 
     widths = {True: layout.payload_bytes, False: layout.row_bytes}
-    other = len(parts) == 1
-    if layout.scale_bytes and given.shape[1:] == (widths[other],):
+    other = len(buffers) == 1
+    if layout.scale_bytes and loaded.shape[1:] == (widths[other],):
         return (
             f": it was stored {'with' if other else 'without'} separate buffers for scale and "
             "bias, see quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models "

@@ -60,7 +60,9 @@ def quant_prep_enable_register_tbes(
         TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_register_tbes``.
     """
     for_each_module_of_type_do(
-        module, module_types, lambda each: setattr(each, MODULE_ATTR_REGISTER_TBES_BOOL, True)
+        module,
+        module_types,
+        lambda collection: setattr(collection, MODULE_ATTR_REGISTER_TBES_BOOL, True),
     )
 
 
@@ -110,7 +112,7 @@ def quant_prep_customize_row_alignment(
     for_each_module_of_type_do(
         module,
         module_types,
-        lambda each: setattr(each, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment),
+        lambda collection: setattr(collection, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment),
     )
 
 
@@ -138,10 +140,12 @@ def prepared(
 
 
 def alignment_of(
-    module: nn.Module, asked: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT
+    module: nn.Module, requested: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT
 ) -> RowAlignment:
     """The row alignment: as requested, else the collection's option, else the default."""
-    return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, default) if asked is None else asked
+    return (
+        getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, default) if requested is None else requested
+    )
 
 
 def quantized_configs(
@@ -165,14 +169,16 @@ def quantized_configs(
         <DataType.INT8: 'INT8'>
     """
     per_table = getattr(qconfig, "per_table_weight_dtype", None) or {}
-    left = getattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, {})
+    rows_kept = getattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, {})
 
     configs = []
     for table in tables:
         config = copy(table)
         config.data_type = packed_type(per_table.get(table.name, qconfig.weight), table.name)
         config.feature_names = list(table.feature_names)
-        config.num_embeddings_post_pruning = left.get(table.name, table.num_embeddings_post_pruning)
+        config.num_embeddings_post_pruning = rows_kept.get(
+            table.name, table.num_embeddings_post_pruning
+        )
         configs.append(config)
     return configs
 

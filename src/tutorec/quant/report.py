@@ -161,7 +161,7 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
     if not any(isinstance(module, PackedTables) for module in quantized.modules()):
         name = type(quantized).__name__
         raise ValueError(
-            f"{name} has no quantized collection that is whole: give (float model, quantized model)"
+            f"{name} has no complete quantized collection: give (float model, quantized model)"
         )
     return AccuracyReport(tables)
 
@@ -227,8 +227,8 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
     return weights
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "-"
+def _share(saved: int, total: int) -> str:
+    return f"{100 * saved / total:.0f} %" if total else "-"
 
 
 def _number(error: float | None) -> str:

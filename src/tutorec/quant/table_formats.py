@@ -25,11 +25,11 @@ _OTHERS = {
 }
 
 
-def packed_type(asked: Any, table: str = "") -> DataType:
+def packed_type(requested: Any, table: str = "") -> DataType:
     """The format of a dtype, a ``DataType``, or an observer (or observer factory) with a dtype.
 
     Args:
-        asked: The caller's value.
+        requested: The caller's value.
         table: Name of the table, for messages; empty for all tables.
 
     Returns:
@@ -47,7 +47,7 @@ def packed_type(asked: Any, table: str = "") -> DataType:
             ...
         ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...
     """
-    number_format = _format_of(asked, table, _CHOICE)
+    number_format = _format_of(requested, table, _CHOICE)
     if isinstance(number_format, DataType):
         if number_format in PACKED_TYPES:
             return number_format
@@ -62,11 +62,11 @@ def packed_type(asked: Any, table: str = "") -> DataType:
     )
 
 
-def output_type(asked: Any) -> torch.dtype:
+def output_type(requested: Any) -> torch.dtype:
     """The dtype of the looked-up rows, from a dtype, a ``DataType`` or an observer.
 
     Args:
-        asked: The caller's value.
+        requested: The caller's value.
 
     Returns:
         float32, float16 or bfloat16.
@@ -80,7 +80,7 @@ def output_type(asked: Any) -> torch.dtype:
         torch.float32
     """
     choice = ", ".join(map(str, _OUTPUTS))
-    number_format = _format_of(asked, "", choice)
+    number_format = _format_of(requested, "", choice)
     dtype = (
         data_type_to_dtype(number_format) if isinstance(number_format, DataType) else number_format
     )
@@ -108,9 +108,9 @@ def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[i
         yield start, weight[start : start + step].detach()
 
 
-def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
+def _format_of(requested: Any, table: str, choice: str) -> DataType | torch.dtype:
     """The caller's value as a DataType, if there is one."""
-    carried = asked
+    carried = requested
     if not isinstance(carried, torch.dtype | DataType):
         if not hasattr(carried, "dtype") and callable(carried):
             carried = carried()
@@ -119,7 +119,7 @@ def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
     if isinstance(carried, DataType):
         return carried
     if not isinstance(carried, torch.dtype):
-        raise TypeError(f"{_of(table)}: {asked!r} is not a number format; use {choice}")
+        raise TypeError(f"{_of(table)}: {requested!r} is not a number format; use {choice}")
     try:
         return dtype_to_data_type(carried)
     except ValueError:

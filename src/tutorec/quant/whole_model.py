@@ -151,7 +151,7 @@ def quantize(
 def swap_collections(
     model: nn.Module,
     config: QuantConfig,
-    kinds: Mapping[type[nn.Module], type[Any]],
+    classes: Mapping[type[nn.Module], type[Any]],
     *,
     inplace: bool,
     on_nonfinite: OnNonfinite = "raise",
@@ -164,7 +164,7 @@ def swap_collections(
     Args:
         model: A collection, or a model with collections.
         config: The number formats; tables are named as in ``quantize``.
-        kinds: The quantized class of each float class; collections of other classes are not
+        classes: The quantized class of each float class; collections of other classes are not
             changed.
         inplace: Whether the model itself is changed.
         on_nonfinite: What to do with values that are not finite.
@@ -181,7 +181,7 @@ def swap_collections(
         ValueError: As in ``quantize``.
     """
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
-    tables = float_tables(model, kinds)
+    tables = float_tables(model, classes)
     named = named_formats(tables, config.per_table_weight_dtype or {})
     formats = {
         table.full_name: packed_type(named.get(table.full_name, config.weight), table.full_name)
@@ -189,7 +189,7 @@ def swap_collections(
     }
     output_dtype = output_type(config.activation)
 
-    collections = dict(_collections(model, kinds))
+    collections = dict(_collections(model, classes))
     alignments = {
         path: alignment_of(module, row_alignment, default_alignment)
         for path, module in collections.items()
@@ -204,7 +204,7 @@ def swap_collections(
         if on_nonfinite == "raise":
             check_numbers(table.weight, layout, table.full_name)
 
-    given_up = _GivenUp(model, tables, kinds) if inplace else None
+    given_up = _GivenUp(model, tables, classes) if inplace else None
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
         path_tables = [table for table in tables if table.path == path]
@@ -213,7 +213,7 @@ def swap_collections(
             config.weight,
             {table.name: formats[table.full_name] for table in path_tables},
         )
-        quantized = kinds[type(collection)].without_rows(collection, qconfig, alignments[path])
+        quantized = classes[type(collection)].without_rows(collection, qconfig, alignments[path])
         for table in path_tables:
             quantized.pack(table.name, table.weight, "keep")  # numbers are checked above
             if measure and not table.weight.is_meta:
@@ -235,13 +235,13 @@ def swap_collections(
 
 
 def float_tables(
-    model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QUANTIZED)
+    model: nn.Module, classes: Collection[type[nn.Module]] = tuple(QUANTIZED)
 ) -> list[FloatTable]:
     """The tables of a model's collections, after checking that they can be quantized.
 
     Args:
         model: A collection, or a model with collections.
-        kinds: Classes of the collections.
+        classes: Classes of the collections.
 
     Raises:
         ValueError: It has no collection, or a quantized, sharded or derived one.
@@ -253,12 +253,12 @@ def float_tables(
         ['0.item']
     """
     for path, module in model.named_modules():
-        _check_kind(path, module, kinds)
+        _check_kind(path, module, classes)
     collections = [
-        (path, *tables_of(collection)) for path, collection in _collections(model, kinds)
+        (path, *tables_of(collection)) for path, collection in _collections(model, classes)
     ]
     if not collections:
-        names = " and no ".join(cls.__name__ for cls in kinds)
+        names = " and no ".join(cls.__name__ for cls in classes)
         raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
 
     return [
@@ -300,11 +300,11 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
 
 
 def _collections(
-    model: nn.Module, kinds: Collection[type[nn.Module]]
+    model: nn.Module, classes: Collection[type[nn.Module]]
 ) -> Iterator[tuple[str, _Float]]:
     """The float collections of a model, each once."""
     for path, module in model.named_modules():
-        if type(module) in kinds:
+        if type(module) in classes:
             yield path, module  # pyright: ignore[reportReturnType]
 
 
@@ -336,7 +336,7 @@ def spread_over_devices(path: str, module: nn.Module) -> str | None:
     return None
 
 
-def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
+def _check_kind(path: str, module: nn.Module, classes: Collection[type[nn.Module]]) -> None:
     """Raise for a submodule that this function cannot quantize and must not skip."""
     cls = type(module)
     where = repr(path) if path else "the model"
@@ -350,8 +350,8 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError(f"{where} is wrapped in DistributedDataParallel; quantize its .module")
 
-    derived = next((base for base in kinds if isinstance(module, base)), None)
-    if derived is not None and cls not in kinds:
+    derived = next((base for base in classes if isinstance(module, base)), None)
+    if derived is not None and cls not in classes:
         differs = f"a subclass of {derived.__name__} whose forward may differ"
         raise ValueError(
             f"{where} is a {cls.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic"
@@ -365,14 +365,14 @@ class _GivenUp:
         model: The model.
         tables: Its tables that are packed. One in two collections is needed until both are packed,
             and one that the model uses outside its collections is kept.
-        kinds: Classes of the collections.
+        classes: Classes of the collections.
     """
 
     def __init__(
-        self, model: nn.Module, tables: Sequence[FloatTable], kinds: Collection[type[nn.Module]]
+        self, model: nn.Module, tables: Sequence[FloatTable], classes: Collection[type[nn.Module]]
     ) -> None:
         self._needed = Counter(id(table.module) for table in tables)
-        self._needed.update(_outside(model, kinds, set()))
+        self._needed.update(_outside(model, classes, set()))
         self._freed = 0
 
     def done_with(self, table: nn.Module) -> None:
@@ -392,10 +392,10 @@ class _GivenUp:
             self._freed = 0
 
 
-def _outside(module: nn.Module, kinds: Collection[type[nn.Module]], seen: set[int]) -> set[int]:
+def _outside(module: nn.Module, classes: Collection[type[nn.Module]], seen: set[int]) -> set[int]:
     """Ids of all modules of a model that are reached without entering a collection."""
-    if type(module) not in kinds and id(module) not in seen:
+    if type(module) not in classes and id(module) not in seen:
         seen.add(id(module))
         for child in module.children():
-            _outside(child, kinds, seen)
+            _outside(child, classes, seen)
     return seen

@@ -137,7 +137,7 @@ class Channel:
 
     @property
     def transfer(self) -> str:
-        """How far the message under way has come, in words; empty where none is."""
+        """Text of the progress of the message in flight; empty without one."""
         if self._unsent:
             left = sum(map(len, self._unsent))
             return f"it had taken {_parts(self._sending - left, self._sending)} of the arguments"

@@ -233,7 +233,7 @@ def raised(rank: int, failure: dict[str, Any], doing: str) -> RankError:
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words.
+    """Text of how a process ended.
 
     Example:
         >>> ending(1), ending(-9)
@@ -246,7 +246,7 @@ def ending(code: int) -> str:
 
 
 def death_message(rank: int, code: int | None, doing: str, server_end: str = "") -> str:
-    """What to say of a rank whose process ended.
+    """The message for a rank whose process ended.
 
     Args:
         rank: The rank.
@@ -289,24 +289,24 @@ def other_threads() -> dict[str, str]:
     }
 
 
-def end_message(rank: int, timeout: float, place: Mapping[str, Any] | None) -> str:
-    """What to say of a rank that was ended because its own end took too long.
+def end_message(rank: int, timeout: float, state: Mapping[str, Any] | None) -> str:
+    """The message for a rank that was killed because its exit took too long.
 
     Args:
         rank: The rank.
         timeout: Seconds that were allowed.
-        place: Its :func:`whereabouts` with its :func:`other_threads`; None if it did not answer.
+        state: Its :func:`whereabouts` with its :func:`other_threads`; None if it did not answer.
     """
-    if place is None:
+    if state is None:
         where = "it is silent (the process is stopped, or compiled code holds Python's lock)"
-    elif place["threads"]:
+    elif state["threads"]:
         stacks = (
             f"thread {name!r}, which is here:\n{scrub(stack)}"
-            for name, stack in place["threads"].items()
+            for name, stack in state["threads"].items()
         )
         where = "it waited for its " + "\nand for its ".join(stacks)
     else:
-        where = f"it was here:\n{_place(place)}"
+        where = f"it was here:\n{_stack(state)}"
 
     return (
         f"rank {rank} did not end within {timeout:g} s of close() and was killed, so what it had "
@@ -341,13 +341,13 @@ class Progress:
     latest: tuple[str, ...]
 
     def stage(self, number: int) -> str | None:
-        """What exchange ``number``, from 1, was for; None if not known any more or not yet."""
+        """The purpose of exchange ``number``, from 1; None if it is not recorded."""
         index = number - 1 - (self.begun - len(self.latest))
         return self.latest[index] if 0 <= index < len(self.latest) else None
 
 
 def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
-    """How far each rank has come, by rank."""
+    """Progress of each rank, by rank."""
     progress = {}
     for rank, start in enumerate(range(0, len(memory), PROGRESS_BYTES)):
         begun, *latest = (
@@ -359,7 +359,7 @@ def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
 
 
 def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
-    """What ranks did differently, in words, or empty; and who skipped a backward.
+    """Text of the difference between ranks, or empty; and who skipped a backward.
 
     Example:
         >>> went_on = Progress(
@@ -396,7 +396,7 @@ def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
 
 
 def uneven_message(rank: int, doing: str, uneven: str) -> str:
-    """What to say where gloo ended ``rank`` and the ranks had not begun the same exchanges."""
+    """The message if gloo ended ``rank`` and the ranks had not begun the same exchanges."""
     return (
         f"the ranks were at different exchanges in {doing}: {uneven}; gloo ended rank {rank} "
         "(SIGABRT), which received more than it waited for; every rank must go forward and "
@@ -408,16 +408,16 @@ def uneven_message(rank: int, doing: str, uneven: str) -> str:
 def stall_message(
     doing: str,
     timeout: float,
-    places: Mapping[int, Mapping[str, Any] | None],
+    states: Mapping[int, Mapping[str, Any] | None],
     world_size: int,
     transfers: Mapping[int, str] = _NO_TRANSFERS,
 ) -> tuple[int, str]:
-    """Who stalled, where, and who only waited.
+    """The message about ranks that stalled, where, and ranks that only waited.
 
     Args:
         doing: The function and the number of the run.
         timeout: Seconds that were allowed.
-        places: For each rank that did not finish: its :func:`whereabouts`, or None where it did not
+        states: For each rank that did not finish: its :func:`whereabouts`, or None where it did not
             answer.
         world_size: W, ranks in the pool.
         transfers: For each rank with a message under way: how far that has come.
@@ -425,13 +425,13 @@ def stall_message(
     Returns:
         The rank to blame and the message.
     """
-    silent = [rank for rank, state in places.items() if state is None]
+    silent = [rank for rank, state in states.items() if state is None]
     waiting = {
-        rank: state for rank, state in places.items() if state is not None and state["collective"]
+        rank: state for rank, state in states.items() if state is not None and state["collective"]
     }
     late = [rank for rank in transfers if rank not in silent]
-    stalled = [rank for rank in places if rank not in {*waiting, *silent, *late}]
-    returned = [rank for rank in range(world_size) if rank not in places]
+    stalled = [rank for rank in states if rank not in {*waiting, *silent, *late}]
+    returned = [rank for rank in range(world_size) if rank not in states]
     lines = []
     if silent:
         lines.append(
@@ -452,11 +452,11 @@ def stall_message(
         lines.append(_uneven(doing, timeout, waiting, returned))
     lines += [f"rank {rank}: {transfer}" for rank, transfer in transfers.items()]
     for rank in stalled:
-        lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
+        lines.append(f"rank {rank} is here:\n{_stack(states[rank])}")
     for rank, state in waiting.items():
         count = state.get("collectives")
         begun = f" (operation {count} of its group)" if count is not None else ""
-        lines.append(f"rank {rank} only waits, in {state['collective']}{begun}:\n{_place(state)}")
+        lines.append(f"rank {rank} only waits, in {state['collective']}{begun}:\n{_stack(state)}")
 
     if returned and (silent or stalled or late):
         lines.append(f"{named_ranks(returned)} had returned")
@@ -481,8 +481,8 @@ def _uneven(
     )
 
 
-def _place(place: Mapping[str, Any] | None) -> str:
-    return scrub(place["stack"]) if place and place["stack"] else "  (outside of the function)"
+def _stack(state: Mapping[str, Any] | None) -> str:
+    return scrub(state["stack"]) if state and state["stack"] else "  (outside the function)"
 
 
 _LOOK_SECONDS = 1.0
@@ -544,25 +544,25 @@ class Watch:
                 return
 
     def _uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        self, error_type: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._process != os.getpid():
-            self._previous(kind, error, trace)
+            self._previous(error_type, error, trace)
             return
         text = str(error) if isinstance(error, RuntimeError) else ""
         late = bool(_TIMEOUT.search(text))
-        if late or is_peer_loss({"kind": kind.__name__, "text": text}):
+        if late or is_peer_loss({"kind": error_type.__name__, "text": text}):
             state = _standing(list(traceback.extract_tb(trace)), "wait")
             self._waited = {**state, "collectives": operations_begun()}
             with contextlib.suppress(RuntimeError):  # of the store
                 error.add_note(self._explain(late))
         else:
-            self._raised = kind.__name__
+            self._raised = error_type.__name__
 
-        self._previous(kind, error, trace)
+        self._previous(error_type, error, trace)
 
     def _explain(self, late: bool) -> str:
-        """Who stalled, left or waits, in words."""
+        """Text of the ranks that stalled, left or wait."""
         states, left = self._ask()
         raised = [
             f"rank {rank} had raised {exception_name}"

@@ -1,4 +1,4 @@
-"""What caller and ranks exchange: functions with their constants, arguments, values."""
+"""Pickling of what caller and ranks exchange: functions with constants, arguments, values."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class Constants:
             self._objects[name] = (new, load(payload, self))
 
         have, obj = self._objects[name]
-        assert key in ("", have), f"constant {name} is {have}, and {key} is asked for"
+        assert key in ("", have), f"constant {name} is {have}, and {key} is requested"
         return obj
 
 

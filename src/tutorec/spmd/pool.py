@@ -101,7 +101,7 @@ class Ranks:
         hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets
             ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are
             on this machine all the same.
-        backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU
+        backend: ``"auto"``: with a GPU for every rank, one process group that carries CPU
             tensors by gloo and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first,
             ``"gloo"`` selects the second.
         timeout: Seconds that one run may take, at most 1,000,000: from when the arguments begin to
@@ -293,7 +293,7 @@ class Ranks:
             >>> world.close()
         """
         raise RuntimeError(
-            f"keep() was called outside of a run, with a {type(obj).__name__}: call it in the "
+            f"keep() was called outside a run, with a {type(obj).__name__}: call it in the "
             "function given to run(), where it keeps the object on each rank"
         )
 
@@ -381,7 +381,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Have a call of :meth:`end` that comes meanwhile kill the processes and no more."""
+        """Make a call of :meth:`end` meanwhile only kill the processes."""
         try:
             self._busy = True
             yield
@@ -511,7 +511,7 @@ class WorkerPool:
             return self._gather("value", doing, deadline, self.options.timeout)
 
     def _news(self, function: FunctionPayload) -> dict[str, Any]:
-        """What the ranks lack of a function and its constants, and functions to forget."""
+        """The definitions of a function that the ranks lack, and functions to forget."""
         constants = {
             n: value
             for n, value in function.constants.items()
@@ -621,7 +621,7 @@ class WorkerPool:
         return message_type, content
 
     def _stall(self, pending: list[int], doing: str, timeout: float) -> RankTimeoutError:
-        """What to raise when the ranks in ``pending`` did not answer in time."""
+        """The exception if the ranks in ``pending`` did not answer in time."""
         transfers = {
             rank: self._tasks[rank].transfer for rank in pending if self._tasks[rank].transfer
         }
@@ -711,7 +711,7 @@ class WorkerPool:
             process.kill()
 
     def _end_in_order(self) -> list[str]:
-        """Have the ranks end, and wait for them; what is to be said of those that could not."""
+        """Make the ranks exit, and wait for them; returns messages about those that could not."""
         for channel in self._tasks.values():
             with contextlib.suppress(ConnectionError):
                 channel.begin(pickle.dumps(None))

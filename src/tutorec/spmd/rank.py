@@ -58,8 +58,8 @@ def device() -> torch.device:
     return torch.device("cuda", index) if on_gpu else torch.device("cpu")
 
 
-def own_gpu(place: int) -> int | None:
-    """Index of the GPU of the rank with this place on its machine; None where it has none.
+def own_gpu(local_rank: int) -> int | None:
+    """Index of the GPU of the rank with this index on its machine; None if it has none.
 
     A launcher may show each rank one GPU alone, at index 0.
     """
@@ -70,7 +70,7 @@ def own_gpu(place: int) -> int | None:
         if torch.cuda.is_available() and torch.distributed.is_nccl_available()
         else 0
     )
-    return place if place < gpus else 0 if gpus == 1 else None
+    return local_rank if local_rank < gpus else 0 if gpus == 1 else None
 
 
 def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: int | None) -> str:
@@ -162,7 +162,7 @@ def give_threads_time(group: torch.distributed.ProcessGroup) -> None:
     """Wait a moment at this process's end if the group still exists, without the GIL.
 
     A thread of gloo that has ended a collective drops its tensors a moment later, and needs the
-    interpreter for that. If Python is going just then, the thread is ended in a place that C++ does
+    interpreter for that. If Python is exiting just then, the thread is ended in code that C++ does
     not allow, and the process aborts with "terminate called without an active exception": on a busy
     machine two in a hundred scripts whose last step is a collective. ``destroy_process_group`` does
     not help where a model still holds the group.

@@ -188,7 +188,7 @@ class Spawned:
             **_detached(),
         )
         pipe = self._process.stdin
-        assert pipe is not None, "stdin was asked for"
+        assert pipe is not None, "stdin is a pipe"
 
         # A rank that ended at once is found by its exit code; the pipe is closed all the same.
         with contextlib.suppress(OSError), pipe:
@@ -210,7 +210,7 @@ class _ServerRefused(Exception):
 
 
 class Forked:
-    """A rank forked by the fork server, which alone can ask for its exit code."""
+    """A rank forked by the fork server, which alone receives its exit code."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server = server
@@ -493,7 +493,7 @@ def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
 
 def _collect(codes: dict[int, int]) -> None:
     """Note exit codes of ranks that have ended (minus the signal's number), also if nobody asks."""
-    with contextlib.suppress(ChildProcessError):  # There is no rank.
+    with contextlib.suppress(ChildProcessError):  # No rank is left.
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:

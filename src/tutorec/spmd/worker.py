@@ -61,7 +61,7 @@ _abandoning = threading.Lock()
 
 @dataclass
 class WorkerContext:
-    """What a rank process knows about itself.
+    """State of a rank process.
 
     Args:
         token: Names the pool and its generation; a handle of another one is refused.
@@ -69,7 +69,7 @@ class WorkerContext:
         world_size: W, ranks in the pool.
         kept: Objects kept by :meth:`RankWorld.keep`, by key.
         run: Number of the run in progress, from 1.
-        places: How often each place in the code has called ``keep`` in this run.
+        keep_counts: How often each line of code has called ``keep`` in this run.
         process: This process's id; a fork of it is not a rank.
         ending: The caller has closed the pool.
     """
@@ -79,7 +79,7 @@ class WorkerContext:
     world_size: int
     kept: dict[str, Any] = field(default_factory=dict)
     run: int = 0
-    places: dict[str, int] = field(default_factory=dict)
+    keep_counts: dict[str, int] = field(default_factory=dict)
     process: int = field(default_factory=os.getpid)
     ending: bool = False
 
@@ -170,7 +170,7 @@ def take_dropped(token: str) -> list[str]:
 
 
 class RankWorld:
-    """What the pool's ``world`` is inside a run: this rank's view of it.
+    """The pool's ``world`` inside a run: this rank's view of it.
 
     Args:
         side: The rank that this process is.
@@ -193,7 +193,7 @@ class RankWorld:
         # The place, not a mere count: ranks that keep in different order or number still mean the
         # same objects.
         location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        nth = side.places[location] = side.places.get(location, 0) + 1
+        nth = side.keep_counts[location] = side.keep_counts.get(location, 0) + 1
         key = f"{side.run}:{location}:{nth}"
         side.kept[key] = obj
         where = f"run {side.run} in {frame.f_code.co_name}, line {frame.f_lineno}" + (
@@ -308,7 +308,7 @@ def _serve_until_closed(tasks: Connection, side: WorkerContext) -> bool:
 
 
 def _end(side: WorkerContext) -> None:
-    """What an interpreter does at its end: threads, functions of ``atexit``, objects, open files.
+    """The steps of an interpreter's exit: threads, functions of ``atexit``, objects, open files.
 
     The interpreter itself goes on: it could wait for ever for threads of the process group, or
     abort under them.
@@ -396,7 +396,9 @@ def _set_up(boot: dict[str, Any]) -> str:
     store = file_store(boot["folder"], world_size)
     # Simulated hosts are this machine: each rank of the pool needs a GPU of it.
     with gloo_connects_silently():
-        backend = join_group(boot["backend"], rank, world_size, store, boot["timeout"], place=rank)
+        backend = join_group(
+            boot["backend"], rank, world_size, store, boot["timeout"], local_rank=rank
+        )
     prove(bytes.fromhex(boot["key"]))
     share_progress(boot["folder"], rank, world_size)
     # What was imported stays: it need not be looked at between runs, and not be taken down at the
@@ -419,7 +421,7 @@ def _serve(tasks: Connection, side: WorkerContext) -> None:
             return
 
         side.run = task["run"]
-        side.places = {}
+        side.keep_counts = {}
         for key in task["forget"]:
             side.kept.pop(key, None)
             functions.pop(key, None)
@@ -474,7 +476,7 @@ def _call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """What the caller learns about an exception."""
+    """The description of an exception for the caller."""
     type_name = type(error).__name__
     try:
         text = str(error)
@@ -591,7 +593,7 @@ def prove(key: bytes) -> None:
 
 
 def join_group(
-    backend: str, rank: int, world_size: int, store: Store, timeout: float, place: int = 0
+    backend: str, rank: int, world_size: int, store: Store, timeout: float, local_rank: int = 0
 ) -> str:
     """Start the default process group and return the backend's name.
 
@@ -601,13 +603,13 @@ def join_group(
         world_size: W, the number of ranks.
         store: The rendezvous.
         timeout: Seconds that one collective may take.
-        place: Index of this rank among those of its machine.
+        local_rank: Index of this rank among those of its machine.
     """
     import torch
     import torch.distributed as dist
 
     limit = timedelta(seconds=timeout)
-    gpu = own_gpu(place)
+    gpu = own_gpu(local_rank)
     store.set_timeout(limit)
     name = pick_backend(backend, store, rank, world_size, gpu)
     if name == BOTH_BACKENDS:

@@ -63,4 +63,4 @@ def ranks(world_size: int, hbm: int, local_size: int | None = None, ddr: int = 0
 
 def places(plan: Sequence[ShardingOption]) -> dict[str, list[int | None]]:
     """The rank of every shard."""
-    return {each.name: each.get_shards_assignment() for each in plan}
+    return {each.name: [shard.rank for shard in each.shards] for each in plan}

@@ -284,7 +284,7 @@ def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cu
         ({"stochastic_rounding": True}, "stochastic_rounding has no effect"),
         ({"use_virtual_table": True}, "use_virtual_table has no effect"),
         ({"output_dtype": "fp16"}, "output_dtype has no effect"),
-        ({"colocate": "pair"}, "colocate='pair' has no effect: no other table has that word"),
+        ({"colocate": "pair"}, "colocate='pair' has no effect: no other table has that value"),
     ],
 )
 def test_constraint_without_effect_is_a_warning_with_the_table(

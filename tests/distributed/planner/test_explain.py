@@ -27,8 +27,8 @@ from tutorec.distributed.planner.problem import (
 from tutorec.distributed.planner.report import (
     PlanInputs,
     find_table,
+    sharding_text,
     steps_of_choices,
-    type_of,
 )
 from tutorec.distributed.planner.search import with_choice
 from tutorec.distributed.planner.topology import Topology
@@ -126,10 +126,12 @@ def test_table_story_names_choice_and_every_option(plan, stories, name):
     rows, columns = SHOP[name]
     assert f"{rows:,} rows of {columns} columns" in text
     chosen = [line for line in text.splitlines() if line.endswith("  chosen")]
-    assert [fields(line)[0] for line in chosen] == [type_of(report.choices[table])]
+    assert [fields(line)[0] for line in chosen] == [sharding_text(report.choices[table])]
     for choice in report.problem.choices[table]:
         row = next(
-            fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line)
+            fields(line)
+            for line in text.splitlines()
+            if re.match(rf"{sharding_text(choice)}  +\d", line)
         )
         assert int(row[1]) == len(choice.time)
         assert float(row[2]) == pytest.approx(choice.time.max(), rel=0.01)
@@ -143,7 +145,7 @@ def test_steps_of_other_options_are_steps_of_placements(plan, stories):
         row = next(
             fields(line)
             for line in lines_of(stories["item"])
-            if re.match(rf"{type_of(choice)}  +\d", line)
+            if re.match(rf"{sharding_text(choice)}  +\d", line)
         )
         placement = with_choice(problem, report.placement, table, index)
         assert placement is not None
@@ -179,8 +181,8 @@ def test_tables_that_lie_together_are_told_together():
     together = {name: ParameterConstraints(colocate="a") for name in ("user", "city")}
     plan = planned(replace(inputs_of(SHOP, TWO_HOSTS, constraints=together), remake=None))
     assert "user + city" in str(plan.explain())
-    assert "lies with  city" in str(plan.explain("user"))
-    assert "lies with  user" in str(plan.explain("city"))
+    assert "colocated with  city" in str(plan.explain("user"))
+    assert "colocated with  user" in str(plan.explain("city"))
 
 
 def test_unknown_tables_are_refused_with_those_near(plan):

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed.planner.hand_made import option, places, ranks
 from hypothesis import given
@@ -10,7 +11,6 @@ from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     SortBy,
 )
-from tutorec.distributed.planner.perf_models import NoopStorageModel
 from tutorec.distributed.planner.topology import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -162,7 +162,7 @@ def test_greedy_refuses_with_table_and_numbers(bad: ShardingOption, message: str
     ) as caught:
         GreedyPerfPartitioner().partition([bad], ranks(4, hbm=8, local_size=2))
     assert caught.value.error_type is PlannerErrorType.PARTITION
-    assert bad.get_shards_assignment() == [None] * bad.num_shards
+    assert [shard.rank for shard in bad.shards] == [None] * bad.num_shards
 
 
 def test_greedy_refuses_unknown_ways_of_placing() -> None:
@@ -221,9 +221,12 @@ def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
         partitioner.partition(plan, topology)
     except PlannerError:
         return
-    assert NoopStorageModel(topology).rate(plan) <= 60 * MIB
+    used = np.zeros(world_size)
     for each in plan:
-        where = [rank for rank in each.get_shards_assignment() if rank is not None]
+        np.add.at(used, each.placed_ranks(world_size), each.memory()[:, 0])
+    assert used.max() <= 60 * MIB
+    for each in plan:
+        where = [shard.rank for shard in each.shards if shard.rank is not None]
         assert len(where) == each.num_shards
         hosts_of = [rank // local_size for rank in where]
         if each.partition_by == "uniform":

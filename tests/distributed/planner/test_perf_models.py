@@ -1,10 +1,10 @@
 import pytest
 from distributed.planner.hand_made import option, ranks
 
-from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+from tutorec.distributed.planner.perf_models import NoopPerfModel
 
 
-def test_models_rate_the_slowest_and_the_fullest_rank() -> None:
+def test_a_plan_is_rated_by_its_slowest_rank() -> None:
     split, whole = (
         option("a", "row_wise", [1.0, 2.0], [30, 10]),
         option("b", "table_wise", [4.0], [5]),
@@ -12,14 +12,12 @@ def test_models_rate_the_slowest_and_the_fullest_rank() -> None:
     split.place([0, 1])
     whole.place([1])
     assert NoopPerfModel(ranks(2, hbm=99)).rate([split, whole]) == 6.0
-    assert NoopStorageModel(ranks(2, hbm=99)).rate([split, whole]) == 30
 
 
 def test_models_add_shards_that_lie_on_one_rank() -> None:
     both = option("a", "column_wise", [1.0, 2.0], [30, 10])
     both.place([1, 1])
     assert NoopPerfModel(ranks(2, hbm=99)).rate([both]) == 3.0
-    assert NoopStorageModel(ranks(2, hbm=99)).rate([both]) == 40
 
 
 def test_models_refuse_what_is_not_placed_or_lies_elsewhere() -> None:
@@ -30,4 +28,4 @@ def test_models_refuse_what_is_not_placed_or_lies_elsewhere() -> None:
     with pytest.raises(
         ValueError, match=r"table 'item' as row_wise has a shard on rank 4, .* ranks 0 to 1"
     ):
-        NoopStorageModel(ranks(2, hbm=99)).rate([split])
+        NoopPerfModel(ranks(2, hbm=99)).rate([split])

@@ -16,7 +16,6 @@ from tutorec.distributed.planner.storage_reservations import (
     FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
-    InferenceStorageReservation,
 )
 from tutorec.distributed.planner.topology import CustomTopologyData, Storage, Topology
 from tutorec.distributed.planner.types import StorageReservation
@@ -173,23 +172,3 @@ def test_less_than_nothing_left_is_an_error(
 def test_amounts_that_cannot_be_are_errors(make: Any, message: str):
     with pytest.raises(PlannerError, match=message):
         make()
-
-
-def test_reservation_for_inference_keeps_the_dense_part_once_and_one_batch():
-    model = nn.ModuleDict(
-        {
-            "dense": nn.Linear(4, 5, bias=False),
-            "sparse": EmbeddingBagCollection(
-                [EmbeddingBagConfig(8, 4, "item", feature_names=["now"])]
-            ),
-        }
-    )
-    topology = Topology(2, "cuda", hbm_cap=10_000)
-    reservation = InferenceStorageReservation(percentage=0.1)
-    left = reservation.reserve(topology, 10, model, SHARDERS)
-    assert reservation.dense_storage == Storage(hbm=80, ddr=0)
-    assert reservation.kjt_storage == Storage(hbm=80, ddr=0)
-    assert [device.storage.hbm for device in left.devices] == [8_840, 8_840]
-    given = InferenceStorageReservation(0.0, dense_tensor_estimate=7)
-    given.reserve(topology, 10, model, [])
-    assert given.dense_storage == Storage(hbm=7, ddr=0)

@@ -7,11 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tutorec.datasets.ids import power_law_ids, uniform_ids
-from tutorec.distributed.simulate.ids import IdLaw, Observed, PowerLaw, RowShares, Uniform
+from tutorec.distributed.simulate.ids import IdLaw, PowerLaw, RowShares, Uniform
 
 
 def each_row(rows: int, exponent: float) -> np.ndarray:
@@ -82,26 +80,9 @@ def test_hashed_ids_keep_their_shares_and_lose_their_places():
     assert PowerLaw(1.1, scattered=3).over(10**6).edges.tolist() == hashed.edges.tolist()
 
 
-@given(st.lists(st.integers(0, 30), max_size=40), st.integers(31, 50))
-def test_observed_ids_have_the_shares_that_they_had(ids, rows):
-    shares = Observed(torch.tensor(ids, dtype=torch.int64)).over(rows)
-    ends = np.arange(rows + 1)
-    wanted = [sum(number < end for number in ids) / max(len(ids), 1) for end in ends]
-    assert shares.below(ends) == pytest.approx(wanted)
-    counts = {number: ids.count(number) for number in ids}
-    top = sorted(counts.values(), reverse=True)[:4]
-    assert [share * len(ids) for _, share in shares.hottest(4)] == pytest.approx(top)
-    assert all(counts[row] == pytest.approx(share * len(ids)) for row, share in shares.hottest(4))
-
-
 def test_rows_that_no_id_names_are_not_hot():
-    assert Observed([]).over(8).hottest(3) == []
     assert RowShares(np.array([0, 2, 8]), np.array([1.0, 0.0])).hottest(5) == [(0, 0.5), (1, 0.5)]
     assert Uniform().over(3).distinct(0.0, np.array([0]), np.array([3])).tolist() == [0.0]
-    assert Observed([1, 1]).over(3).distinct(2.0, np.array([0, 1]), np.array([1, 3])).tolist() == [
-        0.0,
-        1.0,
-    ]
 
 
 def test_laws_that_cannot_be_are_refused():
@@ -109,7 +90,3 @@ def test_laws_that_cannot_be_are_refused():
         PowerLaw(-1)
     with pytest.raises(ValueError, match="exponent=nan"):
         PowerLaw(float("nan"))
-    with pytest.raises(ValueError, match="id -3 is outside a table of 8 rows: 0 to 7"):
-        Observed([4, -3]).over(8)
-    with pytest.raises(ValueError, match="id 9 is outside a table of 8 rows: 0 to 7"):
-        Observed([9]).over(8)

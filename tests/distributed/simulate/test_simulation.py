@@ -123,12 +123,10 @@ def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
     )
     assert step.step_ms == pytest.approx(800 + 4 * moved + 2 * 580)
     assert step.rank_ms.tolist() == pytest.approx([800 + 1160, step.step_ms])
-    assert step.busiest_ms == pytest.approx(step.step_ms)
     assert step.step_parts == pytest.approx(
         {"memory": 4 * moved, "inside hosts": 0, "across hosts": 600 + 960, "latency": 400}
     )
     assert step.host_sent(ROWS).tolist() == [0, 48]
-    assert step.host_received(ROWS).tolist() == [48, 0]
 
 
 def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
@@ -151,7 +149,7 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
     alone = one_table(
         ShardingType.ROW_WISE, topology, Load([9, 1, 1, 1], law=PowerLaw(3.0)), slow={3: 50.0}
     )
-    assert alone.step_ms > alone.busiest_ms
+    assert alone.step_ms > alone.rank_ms.max()
     assert alone.step_ms == pytest.approx(sum(times.max() for times in alone.phases.values()))
 
 
@@ -185,7 +183,7 @@ def test_time_under_even_ids_is_what_the_planner_estimates(
     fixed = fixed_cost(topology, kind.value, pooled=True)
     # Sizes, 24 bytes to each rank, are all that the planner does not count.
     if rows > 60:  # sums take an exchange more than the planner reckons with
-        assert step.busiest_ms == pytest.approx(float(own.sum(axis=1).max()) + fixed, rel=2e-3)
+        assert step.rank_ms.max() == pytest.approx(float(own.sum(axis=1).max()) + fixed, rel=2e-3)
     assert step.phases["lookup"].tolist() == pytest.approx(own[:, 0].tolist(), rel=1e-6)
     assert step.phases["update"].tolist() == pytest.approx(own[:, 2].tolist(), rel=1e-6)
 
@@ -216,7 +214,7 @@ def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot
         ends = (even.sent(stage) + even.received(stage)) / topology.inter_host_bw
         assert (wires >= own[:, column] * (1 - 1e-6)).all(), phase
         assert (wires <= own[:, column] + ends).all(), phase
-    assert even.step_ms >= even.busiest_ms
+    assert even.step_ms >= even.rank_ms.max()
     rows = {t.name: entry(ShardingType.ROW_WISE, t, topology) for t in tables}
     hot = simulate(rows, topology, model, Load(1024, 8, PowerLaw(1.05)))
     assert hot.step_ms > simulate(rows, topology, model, Load(1024, 8)).step_ms > even.step_ms

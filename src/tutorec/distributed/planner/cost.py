@@ -403,13 +403,13 @@ def serving_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     )
 
 
-def work_of(
+def work_counter(
     kernel: KernelModel, sharding_type: ShardingType
 ) -> Callable[[TableProfile, Size, Topology], Work]:
     """The function that counts the work of a shard.
 
     Example:
-        >>> work_of(kernel_model("quant"), ShardingType.ROW_WISE).__name__
+        >>> work_counter(kernel_model("quant"), ShardingType.ROW_WISE).__name__
         'serving_work'
     """
     return serving_work if kernel.serves else WORK[sharding_type]
@@ -455,7 +455,7 @@ def shard_perf(
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
     kernel = kernel_model(compute_kernel)
-    count = work_of(kernel, sharding_type)
+    count = work_counter(kernel, sharding_type)
     return for_each_size(
         sizes,
         lambda size: _perf(table, kernel, size, count(table, size, topology), topology),

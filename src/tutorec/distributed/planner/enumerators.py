@@ -45,7 +45,7 @@ from tutorec.distributed.planner.options import (
     check_names,
     check_numbers,
     members,
-    warn_of,
+    warn_about,
     warn_without_effect,
 )
 from tutorec.distributed.planner.options import Shard as Shard
@@ -65,7 +65,7 @@ _IN_FILE = [kernel.value for kernel in IN_FILE]
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _ONLY_COLUMNS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
-# Kernels that a table has only if a constraint asks for them; none of them is implemented.
+# Kernels that a table has only if a constraint names them; none of them is implemented.
 GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.KEY_VALUE,
     EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
@@ -97,9 +97,15 @@ class Refusal:
 
     Example:
         >>> print(
-        ...     Refusal("", "item", "grid_shard", "", "it is taken only where it is asked for")
+        ...     Refusal(
+        ...         "",
+        ...         "item",
+        ...         "grid_shard",
+        ...         "",
+        ...         "it is an option only if a constraint names it",
+        ...     )
         ... )
-        item: grid_shard: it is taken only where it is asked for
+        item: grid_shard: it is an option only if a constraint names it
     """
 
     path: str
@@ -120,10 +126,10 @@ class EmbeddingEnumerator(Enumerator):
     constraints allow, and for which a cost model is registered (`register_kernel`), with these
     exceptions:
 
-    - ``grid_shard`` is listed only if a constraint asks for it.
-    - ``fused_uvm`` and ``fused_uvm_caching`` are listed only if a constraint asks for them or has
+    - ``grid_shard`` is listed only if a constraint names it.
+    - ``fused_uvm`` and ``fused_uvm_caching`` are listed only if a constraint names them or has
       ``cache_params``; without a load factor, caches of several sizes are listed.
-    - ``dense`` is listed only if a constraint asks for it, or its sharder supports nothing else:
+    - ``dense`` is listed only if a constraint names it, or its sharder supports nothing else:
       the kernel decides which optimizer trains a table, and a plan must not.
     - A constraint with the kernel dense and no sharding type means replicated, as in TorchRec.
     - Column shards have equal widths: the smallest width that divides the table, is a multiple of 4
@@ -206,7 +212,9 @@ class EmbeddingEnumerator(Enumerator):
         if self._constraints and sharders:
             check_names(self._constraints, dict.fromkeys(table.profile.name for table in tables))
         elif self._constraints:
-            warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
+            warn_about(
+                list(self._constraints), "without sharders, sharders=[], no table is sharded"
+            )
 
         self.refusals = []
         effects: dict[str, list[str]] = {}
@@ -321,7 +329,7 @@ class EmbeddingEnumerator(Enumerator):
                 continue
 
             offered = table.sharder.compute_kernels(sharding_type.value, device)
-            # No table is put into a file unless a constraint asks for it, or its sharder supports
+            # No table is put into a file unless a constraint names it, or its sharder supports
             # nothing else.
             in_file = table.constraint.cache_params is not None
             in_file = in_file or all(kernel in _IN_FILE for kernel in offered)
@@ -336,7 +344,7 @@ class EmbeddingEnumerator(Enumerator):
 
             for kernel in kernels:
                 reason = self._kernel_refused(sharding_type, kernel, kernels, allowed_kernels)
-                # The kernel dense without a type asks for a replicated table, as in TorchRec.
+                # The kernel dense without a type requests a replicated table, as in TorchRec.
                 typed = allowed_types or sharding_type is ShardingType.DATA_PARALLEL
                 if kernel == _DENSE and _DENSE in allowed_kernels and not typed:
                     dense_means = "the kernel 'dense' without a sharding type means data_parallel"

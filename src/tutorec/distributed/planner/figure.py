@@ -59,7 +59,7 @@ def plan_figure(
         title = spaced_percents(template.format(**values))
     except KeyError as error:
         raise KeyError(
-            f"claim {template!r} asks for {error}; this figure knows {', '.join(sorted(values))}"
+            f"claim {template!r} names {error}; this figure has {', '.join(sorted(values))}"
         ) from None
 
     with matplotlib.rc_context(STYLE):

@@ -51,7 +51,7 @@ _MOST_VARIABLES = 60_000
 
 @dataclass(frozen=True, eq=False)
 class MilpResult:
-    """What the solver returned.
+    """The result of the solver.
 
     Args:
         placement: The best placement; None if none is known.
@@ -140,7 +140,7 @@ def solve(
     return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
 
 
-class _Way(NamedTuple):
+class _Candidate(NamedTuple):
     """A choice of a table, and the blocks of ranks that its blocks of shards may take."""
 
     table: int
@@ -153,13 +153,13 @@ class _Blocks(NamedTuple):
     """Equal blocks of a choice's shards, and the variables that count them.
 
     Args:
-        way: The choice, and where its blocks may be.
+        candidate: The choice, and where its blocks may be.
         shards: ``[n, S]`` numbers of the shards of n equal blocks.
         ranks: ``[U, S]`` blocks of ranks on which such a block fits.
         counts: ``[U]`` numbers of the variables: how many of the blocks are there.
     """
 
-    way: _Way
+    candidate: _Candidate
     shards: Ints
     ranks: Ints
     counts: Ints
@@ -183,15 +183,15 @@ class MilpModel:
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
         fixed = problem.fixed / self.scale
         self.blocks: list[_Blocks] = []
-        ways = [
-            _Way(table, number, choice, group)
+        candidates = [
+            _Candidate(table, number, choice, group)
             for table, choices in enumerate(problem.choices)
             for number, choice in enumerate(choices)
             if longest_ms(problem, choice) < below
             for group in candidate_rank_blocks(choice.rule, problem.world_size, problem.local_size)
         ]
-        table = np.array([way.table for way in ways], np.int64)
-        choices = [way.choice for way in ways]
+        table = np.array([candidate.table for candidate in candidates], np.int64)
+        choices = [candidate.choice for candidate in candidates]
         self.program = program = ChoiceProgram(
             choices, table, len(problem.choices), fixed, (True, True)
         )
@@ -205,31 +205,31 @@ class MilpModel:
         program.put(self._time, program.slowest, -1.0)
         self._room = np.maximum(problem.capacity * (1.0 - spare), 1.0)
         self._memory = program.rows(problem.capacity.size, high=1.0).reshape(problem.capacity.shape)
-        for way, used in zip(ways, program.share.tolist(), strict=True):
-            self._place(way, used)
+        for candidate, used in zip(candidates, program.share.tolist(), strict=True):
+            self._place(candidate, used)
 
-    def _place(self, way: _Way, used: int) -> None:
-        """If a way is used, each of its blocks takes a unit; equal blocks are counted."""
+    def _place(self, candidate: _Candidate, used: int) -> None:
+        """If a candidate is chosen, each of its blocks takes a unit; equal blocks are counted."""
         program = self.program
-        choice = way.choice
-        size = way.rank_blocks.shape[1]
+        choice = candidate.choice
+        size = candidate.rank_blocks.shape[1]
         numbers = choice.block_numbers(size)
         blocks = np.arange(len(choice.time)).reshape(-1, size)
         for shards in (blocks[numbers == number] for number in range(int(numbers.max()) + 1)):
             time = choice.time[shards[0]]
             memory = choice.memory[shards[0]]
-            free = self.problem.capacity[way.rank_blocks] >= memory  # [U, S, 2]
+            free = self.problem.capacity[candidate.rank_blocks] >= memory  # [U, S, 2]
             if choice.allowed is not None:
-                free &= choice.allowed[way.rank_blocks][..., None]
+                free &= choice.allowed[candidate.rank_blocks][..., None]
 
-            ranks = way.rank_blocks[free.all(axis=(1, 2))]
+            ranks = candidate.rank_blocks[free.all(axis=(1, 2))]
             counts = program.variables(len(ranks), len(shards))
             row = program.rows(1, 0.0, 0.0)
             program.put(row, counts, 1.0)
             program.put(row, used, -float(len(shards)))
             program.put(self._time[ranks], counts[:, None], time / self.scale)
             program.put(self._memory[ranks], counts[:, None, None], memory / self._room[ranks])
-            self.blocks.append(_Blocks(way, shards, ranks, counts))
+            self.blocks.append(_Blocks(candidate, shards, ranks, counts))
 
     # --- solution
 
@@ -251,11 +251,11 @@ class MilpModel:
         tables = len(self.problem.choices)
         chosen = np.zeros(tables, np.int64)
         ranks = [np.zeros(0, np.int64)] * tables
-        for way, shards, rank_blocks, variables in self.blocks:
+        for candidate, shards, rank_blocks, variables in self.blocks:
             if counts[variables].any():
-                if not len(ranks[way.table]):
-                    ranks[way.table] = np.empty(len(way.choice.time), np.int64)
-                chosen[way.table] = way.number
-                ranks[way.table][shards] = np.repeat(rank_blocks, counts[variables], axis=0)
+                if not len(ranks[candidate.table]):
+                    ranks[candidate.table] = np.empty(len(candidate.choice.time), np.int64)
+                chosen[candidate.table] = candidate.number
+                ranks[candidate.table][shards] = np.repeat(rank_blocks, counts[variables], axis=0)
 
         return Placement(chosen, ranks)

@@ -284,7 +284,7 @@ class ShardingOption:
     _shards: list[Shard] | ShardArrays = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute what is not given."""
+        """Compute the fields that are None."""
         if self.is_pooled is None:
             self.is_pooled = self.module_pooled(self.module[1], self.name)
         if self.profile is None:
@@ -456,10 +456,6 @@ class ShardingOption:
                 return False
 
         return True
-
-    def get_shards_assignment(self) -> list[int | None]:
-        """The rank of each shard."""
-        return [shard.rank for shard in self.shards]
 
     def __hash__(self) -> int:
         return hash(self._compared())
@@ -703,7 +699,7 @@ def warn_without_effect(constraints: Constraints, effects: Mapping[str, Sequence
         effects: Further reason -> tables without effect.
     """
     for reason, tables in effects.items():
-        warn_of(tables, reason)
+        warn_about(tables, reason)
 
     for unused, reason in _WITHOUT_EFFECT.items():
         tables = [
@@ -711,16 +707,16 @@ def warn_without_effect(constraints: Constraints, effects: Mapping[str, Sequence
             for name, constraint in constraints.items()
             if getattr(constraint, unused) not in (None, False)
         ]
-        warn_of(tables, f"{unused} has no effect: {reason}")
+        warn_about(tables, f"{unused} has no effect: {reason}")
 
     labels = Counter(constraint.colocate for constraint in constraints.values())
     for name, constraint in constraints.items():
         label = constraint.colocate
         if label is not None and labels[label] == 1:
-            warn_of([name], f"colocate={label!r} has no effect: no other table has that word")
+            warn_about([name], f"colocate={label!r} has no effect: no other table has that value")
 
 
-def warn_of(tables: Sequence[str], reason: str) -> None:
+def warn_about(tables: Sequence[str], reason: str) -> None:
     """One warning for all tables concerned, none if there are none."""
     if tables:
         # The caller of a planner, beyond the enumerator.

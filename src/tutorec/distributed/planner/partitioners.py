@@ -21,7 +21,7 @@ from tutorec.distributed.planner.options import (
     ShardingOption,
     check_tables_are_distinct,
 )
-from tutorec.distributed.planner.topology import Ints, Topology, memory_of
+from tutorec.distributed.planner.topology import Ints, Topology, device_memory
 from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -139,7 +139,7 @@ class _Ranks:
     """
 
     def __init__(self, topology: Any, hbm: int | None) -> None:
-        self.room = memory_of(topology)  # [W, 3] bytes: HBM, DDR, SSD
+        self.room = device_memory(topology)  # [W, 3] bytes: HBM, DDR, SSD
         if hbm:
             self.room[:, 0] = hbm
 
@@ -192,7 +192,7 @@ class _Ranks:
             names = [option.name for option in group]
             raise _refusal(
                 first,
-                f"tables {names} depend on one another, and only tables that lie on one host can",
+                f"tables {names} depend on one another, and only tables of one host can",
             )
         if by is PartitionByType.UNIFORM:
             return [np.arange(len(self.load))]

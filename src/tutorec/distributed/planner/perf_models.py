@@ -1,50 +1,18 @@
-"""Ratings of a placed plan, from the estimates of its shards.
+"""Rating of a placed plan, from the estimates of its shards.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.perf_models``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import numpy as np
 
 from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.planner.topology import Floats, Topology
+from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import PerfModel
 
 
-class _LargestSum(PerfModel):
-    """Rates a plan by the rank with the largest sum of a number of its shards.
-
-    Args:
-        topology: The ranks.
-    """
-
-    def __init__(self, topology: Topology) -> None:
-        self._world_size = topology.world_size
-
-    def rate(self, plan: list[ShardingOption]) -> float:
-        """The largest sum.
-
-        Args:
-            plan: Options with placed and estimated shards.
-
-        Raises:
-            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
-                estimate.
-        """
-        sums = np.zeros(self._world_size)
-        for option in plan:
-            np.add.at(sums, option.placed_ranks(self._world_size), self._amounts(option))
-        return float(sums.max())
-
-    @abstractmethod
-    def _amounts(self, option: ShardingOption) -> Floats:
-        """The number of each shard, ``[P]``."""
-
-
-class NoopPerfModel(_LargestSum):
+class NoopPerfModel(PerfModel):
     """Rates a plan by its slowest rank: the milliseconds of the rank's shards.
 
     Args:
@@ -68,19 +36,21 @@ class NoopPerfModel(_LargestSum):
         TorchRec's ``NoopPerfModel``.
     """
 
-    def _amounts(self, option: ShardingOption) -> Floats:
-        return option.times()
+    def __init__(self, topology: Topology) -> None:
+        self._world_size = topology.world_size
 
+    def rate(self, plan: list[ShardingOption]) -> float:
+        """Milliseconds of the slowest rank.
 
-class NoopStorageModel(_LargestSum):
-    """Rates a plan by its fullest rank: the bytes of HBM of the rank's shards.
+        Args:
+            plan: Options with placed and estimated shards.
 
-    Args:
-        topology: The ranks.
+        Raises:
+            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
+                estimate.
+        """
+        rank_times = np.zeros(self._world_size)
+        for option in plan:
+            np.add.at(rank_times, option.placed_ranks(self._world_size), option.times())
 
-    Source:
-        TorchRec's ``NoopStorageModel``.
-    """
-
-    def _amounts(self, option: ShardingOption) -> Floats:
-        return option.memory()[:, 0].astype(float)
+        return float(rank_times.max())

@@ -90,7 +90,7 @@ def plan_placement(inputs: PlanInputs, plan: ShardingPlan) -> Placement:
     for (path, name), table_options in options.items():
         entry = plan.plan.get(path, {}).get(name)
         if entry is None:
-            raise PlannerError(f"the plan has no entry for table {name!r}: plan the model anew")
+            raise PlannerError(f"the plan has no entry for table {name!r}: plan this model again")
         placed.append(_option_of_entry(table_options, entry, world_size))
 
     return options_placement(inputs.problem, placed, "the given plan")

@@ -239,7 +239,7 @@ class EmbeddingShardingPlanner:
         module: nn.Module,
         sharders: Sequence[ModuleSharder[Any]] | None = None,
     ) -> PlannedSharding:
-        """What a plan costs for this planner's machine, batch and constraints; nothing is searched.
+        """Estimate a plan for this planner's machine, batch and constraints; nothing is searched.
 
         The plan may have been made for others, loaded from a file, or written by hand.
 

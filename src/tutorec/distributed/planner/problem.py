@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.options import Constraints, ShardingOption
-from tutorec.distributed.planner.topology import Floats, Ints, Topology, memory_of
+from tutorec.distributed.planner.topology import Floats, Ints, Topology, device_memory
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 MEMORIES = ("HBM", "DDR")  # the kinds of memory that plans are limited by
@@ -203,7 +203,7 @@ class PlanningProblem:
             first, *others = tables.values()
             choices.append(_colocated([first, *others]) if others else tuple(first))
 
-        capacity = memory_of(topology)[:, :2]
+        capacity = device_memory(topology)[:, :2]
         return cls(world_size, local_size, capacity, tuple(choices), np.array(latencies))
 
 

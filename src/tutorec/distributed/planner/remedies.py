@@ -1,4 +1,4 @@
-"""The error where there is no plan: what is short, and at most three changes that make it fit.
+"""The error if no plan fits: what is short, and at most three changes that make one fit.
 
 ::
 
@@ -30,10 +30,10 @@ from tutorec.distributed.planner.problem import (
     fits,
     rank_memory,
 )
-from tutorec.distributed.planner.report import PlanInputs, names_of, type_of
+from tutorec.distributed.planner.report import PlanInputs, sharding_text, table_names
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.shard_estimators import stored_bytes
-from tutorec.distributed.planner.topology import memory_of, own_memory
+from tutorec.distributed.planner.topology import device_memory, own_memory
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _REMEDIES = 3
@@ -124,7 +124,7 @@ def _least_bytes(problem: PlanningProblem, table: int, memory: int) -> int:
 
 
 def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
-    """The error for inputs without a plan: what is short, by how much, and what would make it fit.
+    """The error for inputs without a plan: the shortage in bytes, and changes that make a plan fit.
 
     Args:
         inputs: The inputs of the plan.
@@ -175,13 +175,13 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     choices = problem.choices[first]
     least = _smallest(problem, first)
     tables = (
-        f"table {names_of(least)!r} needs"
+        f"table {table_names(least)!r} needs"
         if len(least.options) == 1
-        else f"tables {names_of(least)} need"
+        else f"tables {table_names(least)} need"
     )
     reason = f"{bytes_text(shortage.needed)} of {MEMORIES[memory]} on one rank, and "
     if shortage.needed <= shortage.room:
-        reason += "the ranks that it may lie on have no room for it"
+        reason += "the ranks that may hold it have no room for it"
     else:
         even = (problem.capacity[:, memory] == shortage.room).all()
         where = (
@@ -210,7 +210,7 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
         for name, of in zip(names, stored[1:6], strict=True)
         if of[0] > 0
     ]
-    allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
+    allowed = ", ".join(dict.fromkeys(sharding_text(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
     pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
     lines = [
@@ -219,7 +219,7 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     ]
     if others:
         lines.append(
-            f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more "
+            f"so do {_listed([table_names(problem.choices[t][0]) for t in others])}, each more "
             "than a rank has"
         )
 
@@ -249,7 +249,7 @@ def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
 
     largest = ", ".join(
         (
-            f"{names_of(problem.choices[table][0])!r} "
+            f"{table_names(problem.choices[table][0])!r} "
             f"{bytes_text(_least_bytes(problem, table, shortage.memory))}"
         )
         for table in tables[:_NAMED]
@@ -262,7 +262,7 @@ def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
 
 def _reserved_text(inputs: PlanInputs) -> str:
     memory = own_memory(inputs.topology)
-    has = int(memory_of(inputs.topology)[0, memory])
+    has = int(device_memory(inputs.topology)[0, memory])
     reserved = has - int(inputs.problem.capacity[0, memory])
     text = (
         f"; {bytes_text(reserved)} of a rank's {bytes_text(has)} {MEMORIES[memory]} are kept for "
@@ -334,7 +334,7 @@ def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
 
 def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
     memory = own_memory(inputs.topology)
-    installed = memory_of(inputs.topology)[:, :2]
+    installed = device_memory(inputs.topology)[:, :2]
     reserved = int((installed - inputs.problem.capacity)[:, memory].max())
     problem = replace(inputs.problem, capacity=installed)
     placement = search(problem) if reserved > 0 else None
@@ -361,7 +361,7 @@ def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
     memory = shortage.memory
     topology = inputs.topology
     problem = inputs.problem
-    has = int(memory_of(topology)[:, memory].max())
+    has = int(device_memory(topology)[:, memory].max())
     room = int(problem.capacity[:, memory].min())
     if has <= 0:
         return None

@@ -1,4 +1,4 @@
-"""Results of planning: a plan with its inputs, and why it is as it is.
+"""Results of planning: a plan with its inputs, and its explanation.
 
 `PlannedSharding` is the plan, with the `PlanReport` of its planner. Explanations and figures are
 made of the report: time and memory of each rank, and why each table is sharded as it is. The cost
@@ -54,7 +54,7 @@ from tutorec.distributed.planner.problem import (
 )
 from tutorec.distributed.planner.search import with_choice
 from tutorec.distributed.planner.shard_estimators import StoredBytes, stored_bytes
-from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, memory_of
+from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, device_memory
 from tutorec.errors import PlannerError
 
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
@@ -189,7 +189,7 @@ class PlanReport:
 
     @cached_property
     def step_parts(self) -> dict[str, float]:
-        """Milliseconds of the slowest rank by what it does, and the latency; their sum is `cost`.
+        """Milliseconds of the slowest rank by activity, and the latency; their sum is `cost`.
 
         The latency is that of all exchanges, however few bytes they carry.
         """
@@ -241,12 +241,12 @@ def choice_perf(choice: Choice) -> Floats:
     return np.sum(estimates, axis=0)
 
 
-def names_of(choice: Choice) -> str:
+def table_names(choice: Choice) -> str:
     """The table of a choice; all tables of a colocated group."""
     return " + ".join(option.name for option in choice.options)
 
 
-def type_of(choice: Choice) -> str:
+def sharding_text(choice: Choice) -> str:
     """Sharding type, an unusual kernel, and the fraction of cached rows."""
     option = choice.options[0]
     if option.cache_load_factor is not None:
@@ -434,7 +434,7 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
 
 
 def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
-    installed = memory_of(report.inputs.topology)
+    installed = device_memory(report.inputs.topology)
     for memory, name in enumerate(MEMORIES):
         used = report.rank_memory[:, memory]
         room = report.problem.capacity[:, memory]
@@ -526,7 +526,7 @@ def _on_ranks(report: PlanReport) -> tuple[Ints, list[str], Floats]:
     ):
         np.add.at(table_times, ranks, choice.time)
 
-    names = [names_of(report.choices[table]) for table in times.argmax(axis=0).tolist()]
+    names = [table_names(report.choices[table]) for table in times.argmax(axis=0).tolist()]
     return shards, names, times.max(axis=0)
 
 
@@ -544,18 +544,20 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
         fits = np.isfinite(steps.get(other, np.inf))
         rows.append(
             {
-                "table": names_of(choice),
-                "sharding": type_of(choice),
+                "table": table_names(choice),
+                "sharding": sharding_text(choice),
                 "ranks": "all" if everywhere else ranks_text(ranks),
                 "ms": ms_text(choice.longest),
                 MEMORIES[report.memory]: bytes_text(int(choice.memory[:, report.memory].sum())),
-                "otherwise": type_of(report.problem.choices[table][other]) if fits else "nothing",
+                "otherwise": sharding_text(report.problem.choices[table][other])
+                if fits
+                else "nothing",
                 "step": ms_text(steps[other]) if fits else "",
             }
         )
 
     yield _table(rows, ("table", "sharding", "ranks", "otherwise"))
-    hidden = Counter(type_of(report.choices[table]) for table in heaviest[_TABLES_SHOWN:])
+    hidden = Counter(sharding_text(report.choices[table]) for table in heaviest[_TABLES_SHOWN:])
     shardings = ", ".join(f"{count:,} {sharding}" for sharding, count in hidden.most_common())
     rest = (
         f"{several(hidden.total(), 'table')} that take less time: {shardings}. " if hidden else ""
@@ -611,7 +613,7 @@ def find_table(report: PlanReport, name: str) -> tuple[int, ShardingOption]:
 
 
 def explain_table(report: PlanReport, name: str) -> Explanation:
-    """What was chosen for one table, the alternatives, and what is not an option.
+    """The choice for one table, its alternatives, and the refused ones.
 
     Raises:
         KeyError: There is no such table.
@@ -658,12 +660,12 @@ def _table_facts(
     others = [other.name for other in choice.options if other is not option]
     if others:
         yield (
-            "lies with",
-            f"{', '.join(others)}, as colocate asks; times and bytes are of all of them",
+            "colocated with",
+            f"{', '.join(others)}, as its constraint says; times and bytes are of all of them",
         )
 
     kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'shard')}"
-    yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
+    yield "chosen", f"{sharding_text(choice)}, {kernel}, on {_where(report, ranks)}"
     longest = int(choice.time.argmax())
     busiest = int(ranks[longest])
     perf = choice_perf(choice)[longest].tolist()
@@ -709,7 +711,9 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
         chosen = number == report.placement.chosen[table]
         rows.append(
             {
-                "option": type_of(choice) if factor is None else choice.options[0].sharding_type,
+                "option": sharding_text(choice)
+                if factor is None
+                else choice.options[0].sharding_type,
                 **(cached if has_caches else {}),
                 "shards": f"{len(choice.time)}",
                 "ms largest": ms_text(choice.longest),

@@ -28,7 +28,7 @@ from tutorec.distributed.planner.cost import (
     kernel_model,
     on_device,
     shard_perf,
-    work_of,
+    work_counter,
 )
 from tutorec.distributed.planner.options import Constraints, ShardingOption, TableProfile
 from tutorec.distributed.planner.topology import MOST_BYTES, Ints, Topology
@@ -240,7 +240,7 @@ def _stored(
         PlannerError: They exceed the memory of any rank, so that sums over ranks would exceed 64
             bits.
     """
-    work = work_of(kernel, sharding_type)(table, size, topology)
+    work = work_counter(kernel, sharding_type)(table, size, topology)
     optimizer = table.optimizer if kernel.updates and not kernel.serves else None
     # Of trained rows only those in float32 are padded.
     padded = not kernel.serves and table.element_bytes == _FLOAT

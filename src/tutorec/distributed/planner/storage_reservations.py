@@ -24,7 +24,7 @@ from tutorec.distributed.planner.topology import (
     Ints,
     Storage,
     Topology,
-    memory_of,
+    device_memory,
     own_memory,
 )
 from tutorec.distributed.planner.types import StorageReservation
@@ -181,7 +181,6 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         )
         require_finite("dense_tensor_estimate", dense_tensor_estimate or 0, 0, error=bad_input)
         self._dense_tensor_estimate = dense_tensor_estimate
-        self._kjt_copies = KJT_COPIES
         self._needed = 0
         self.dense_storage: Storage | None = None
         """Bytes kept for dense parameters and buffers at the last reservation, of each rank."""
@@ -214,7 +213,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self.kjt_storage = Storage(0, batches) if memory else Storage(batches, 0)
         self._needed = dense + batches
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
-        left = memory_of(reserved)[:, memory]
+        left = device_memory(reserved)[:, memory]
         if left.min() < 0:
             raise self._nothing_left(topology, left, dense, batches, batch_size)
         return reserved
@@ -222,10 +221,10 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     def _nothing_left(
         self, topology: Topology, left: Ints, dense: int, batches: int, batch_size: int
     ) -> PlannerError:
-        """The error for a rank whose memory is less than what is reserved."""
+        """The error for a rank with less memory than is reserved."""
         memory = own_memory(topology)
         rank = int((left < 0).argmax())
-        total = int(memory_of(topology)[rank, memory])
+        total = int(device_memory(topology)[rank, memory])
         return PlannerError(
             f"nothing is left for tables on rank {rank}: of {total:,} bytes of "
             f"{('HBM', 'host memory')[memory]}, "
@@ -250,7 +249,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         """Bytes that the dense layers and the batches need on each rank."""
         tables = model_tables(module, sharders, batch_size, constraints)
         ids = math.ceil(sum(table.profile.total_ids for table in tables))
-        batches = ids * ID_BYTES * self._kjt_copies
+        batches = ids * ID_BYTES * KJT_COPIES
         if self._dense_tensor_estimate is not None:
             return int(self._dense_tensor_estimate), batches
 
@@ -268,38 +267,3 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
             buffer.nbytes for buffer in module.buffers() if id(buffer) not in table_tensors
         )
         return round(self._parameter_multiplier * parameters) + buffers, batches
-
-
-class InferenceStorageReservation(HeuristicalStorageReservation):
-    """Reserves what serving needs: a fraction of memory, the dense layers, and one batch.
-
-    ::
-
-        bytes kept = percentage * memory
-                   + (bytes of dense parameters and buffers)
-                   + 8 * (ids of a rank's batch)
-
-    Args:
-        percentage: The fraction, from 0 to 1, as a safety margin.
-        dense_tensor_estimate: Bytes of the dense layers; replaces the computed number.
-
-    Raises:
-        PlannerError: A number is out of range.
-
-    Example:
-        >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
-        >>> reservation = InferenceStorageReservation(percentage=0.1)
-        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[
-        ...     0
-        ... ].storage.hbm
-        820
-
-    Source:
-        TorchRec's ``InferenceStorageReservation``.
-    """
-
-    def __init__(self, percentage: float, dense_tensor_estimate: int | None = None) -> None:
-        super().__init__(
-            percentage, parameter_multiplier=1.0, dense_tensor_estimate=dense_tensor_estimate
-        )
-        self._kjt_copies = 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
-from operator import add, le, sub
+from operator import add, sub
 from typing import Any, TypeVar
 
 import numpy as np
@@ -85,8 +85,8 @@ class Storage:
         ssd: Disk.
 
     Example:
-        >>> Storage(hbm=1, ddr=2) + Storage(hbm=1, ddr=0), Storage(1, 2).fits_in(Storage(1, 1))
-        (Storage(hbm=2, ddr=2, ssd=0), False)
+        >>> Storage(hbm=1, ddr=2) + Storage(hbm=1, ddr=0)
+        Storage(hbm=2, ddr=2, ssd=0)
     """
 
     hbm: int
@@ -98,10 +98,6 @@ class Storage:
 
     def __sub__(self, other: Storage) -> Storage:
         return Storage(*map(sub, astuple(self), astuple(other)))
-
-    def fits_in(self, other: Storage) -> bool:
-        """Whether it fits into ``other``, in each kind of memory."""
-        return all(map(le, astuple(self), astuple(other)))
 
 
 @dataclass(unsafe_hash=True)
@@ -641,11 +637,11 @@ def _devices(storages: Sequence[Storage]) -> list[DeviceHardware]:
     ]
 
 
-def memory_of(topology: Any) -> Ints:
+def device_memory(topology: Any) -> Ints:
     """``[W, 3]``: bytes of each rank, HBM, DDR and SSD; accepts TorchRec's topology, too.
 
     Example:
-        >>> memory_of(Topology(1, "cuda", hbm_cap=8, ddr_cap=4, ssd_cap=2)).tolist()
+        >>> device_memory(Topology(1, "cuda", hbm_cap=8, ddr_cap=4, ssd_cap=2)).tolist()
         [[8, 4, 2]]
     """
     storages = [device.storage for device in topology.devices]

@@ -1,7 +1,7 @@
 """Simulation of a plan's traffic and time on arbitrary topologies, see `simulation`."""
 
 from tutorec._lazy import lazy_package
-from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform
+from tutorec.distributed.simulate.ids import PowerLaw, RowShares, Uniform
 from tutorec.distributed.simulate.loads import Load
 from tutorec.distributed.simulate.replicas import SyncSimulation, simulate_sync
 from tutorec.distributed.simulate.simulation import simulate
@@ -10,7 +10,6 @@ from tutorec.distributed.simulate.step import HotRow, Simulation, Straggler
 __all__ = [
     "HotRow",
     "Load",
-    "Observed",
     "PowerLaw",
     "RowShares",
     "Simulation",

@@ -21,7 +21,7 @@ MATRIX_RANKS = 512
 
 
 class Reach(Enum):
-    """Which ranks an exchange connects."""
+    """The ranks that an exchange connects."""
 
     ALL = "all ranks"
     HOST = "the ranks of a host"

@@ -8,13 +8,11 @@ distinct rows in a batch, at a cost that hardly depends on R.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tutorec._check import require_finite
@@ -203,40 +201,3 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
 def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:
     """The integral of ``x ** -s``, up to a constant."""
     return np.log(x) if abs(exponent - 1) < 1e-12 else x ** (1 - exponent) / (1 - exponent)
-
-
-class Observed:
-    """The empirical distribution of observed ids.
-
-    Args:
-        ids: The ids, as a tensor or list.
-
-    Example:
-        >>> law = Observed([5, 5, 5, 2])
-        >>> law.over(8).hottest(2)
-        [(5, 0.75), (2, 0.25)]
-    """
-
-    def __init__(self, ids: torch.Tensor | Sequence[int] | Any) -> None:
-        self._rows, counts = np.unique(
-            np.asarray(torch.as_tensor(ids).cpu(), dtype=np.int64), return_counts=True
-        )
-        self._shares = counts / max(counts.sum(), 1)
-
-    def over(self, rows: int) -> RowShares:
-        """Return a step for each observed row, and for the ranges between them.
-
-        Raises:
-            ValueError: An id is outside the table.
-        """
-        for row in self._rows[[0, -1]].tolist() if len(self._rows) else ():
-            if not 0 <= row < rows:
-                raise ValueError(
-                    f"Observed: id {row} is outside a table of {rows} rows: 0 to {rows - 1}"
-                )
-
-        edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
-        shares = np.zeros(len(edges) - 1)
-        shares[np.searchsorted(edges, self._rows)] = self._shares
-
-        return RowShares(edges, shares)

@@ -155,11 +155,6 @@ class Simulation:
             for component in PARTS
         }
 
-    @property
-    def busiest_ms(self) -> float:
-        """Milliseconds of the busiest rank, which a planner minimizes. At most `step_ms`."""
-        return float(self.rank_ms.max())
-
     def stragglers(self, behind: float = 0.1) -> list[Straggler]:
         """Ranks whose own time exceeds the mean by a fraction, the slowest first.
 
@@ -232,10 +227,6 @@ class Simulation:
     def host_sent(self, stage: str | None = None) -> Floats:
         """Bytes that leave each host, one number per host."""
         return self.sent(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
-
-    def host_received(self, stage: str | None = None) -> Floats:
-        """Bytes that each host receives from others, one number per host."""
-        return self.received(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
         """Bytes that all ranks send; arguments as in `sent`."""

@@ -184,7 +184,7 @@ class TrainPipeline(Generic[In, Out]):
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
         self._in_step = not self._is_uneven
-        self._asked = False
+        self._states_exchanged = False
         self._source = self._stages.iterator = None
 
     @property
@@ -235,7 +235,7 @@ class TrainPipeline(Generic[In, Out]):
 
         self._attached = True
         self._traced_in_training = stages.model.training
-        self._asked = False
+        self._states_exchanged = False
 
     def detach(self) -> nn.Module:
         """Restore the model; batches in flight are kept until it is attached again."""
@@ -275,17 +275,21 @@ class TrainPipeline(Generic[In, Out]):
 
     # --- one stage of one batch
 
-    def _do(self, stage: Stage, place: int) -> None:
+    def _do(self, stage: Stage, position: int) -> None:
         """Run a stage for a batch in flight, unless it has run or there is no such batch."""
         stages = self._stages
-        if place == len(self._flight) and stage.run is Stages.load and stages.iterator is not None:
+        if (
+            position == len(self._flight)
+            and stage.run is Stages.load
+            and stages.iterator is not None
+        ):
             self._flight.append(self._options.context_type(index=self._next_index))
             self._next_index += 1
 
-        if place >= len(self._flight) or stage in self._flight[place].done:
+        if position >= len(self._flight) or stage in self._flight[position].done:
             return
 
-        ctx = self._flight[place]
+        ctx = self._flight[position]
         ctx.done.add(stage)
         if stage.run is Stages.start_input_dist and not self._may_start(ctx):
             return
@@ -322,8 +326,10 @@ class TrainPipeline(Generic[In, Out]):
         Before the first batch, ranks exchange states separately, since they must agree on more.
         """
         rewritten = self._stages.rewritten
-        if self._in_step and not (self._asked and rewritten is not None and rewritten.sends_status):
-            self._asked = True
+        if self._in_step and not (
+            self._states_exchanged and rewritten is not None and rewritten.sends_status
+        ):
+            self._states_exchanged = True
             ctx.states = states = self._stages.states_of_ranks(ctx)
             if max(states) == UNFIT:
                 self._stages.settle(ctx)

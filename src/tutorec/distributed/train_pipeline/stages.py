@@ -199,7 +199,7 @@ class Stages:
             self.in_forward = None
 
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise TypeError(self._other_answer(_form(result)))
+            raise TypeError(self._wrong_result(_description(result)))
 
         ctx.losses, ctx.output = result
         ctx.batch = None
@@ -211,7 +211,7 @@ class Stages:
         """Compute the gradient of the sum of the losses; nothing for a model in evaluation mode."""
         if self.model.training:
             if not hasattr(type(ctx.losses), "__torch_function__"):
-                raise TypeError(self._other_answer(f"losses of type {type_name(ctx.losses)}"))
+                raise TypeError(self._wrong_result(f"losses of type {type_name(ctx.losses)}"))
             (ctx.losses.sum(dim=0) if ctx.losses.dim() else ctx.losses).backward()
         ctx.losses = None
 
@@ -221,15 +221,16 @@ class Stages:
             sync_replicas(self.model, self.sync_interval, ctx.index or 0)
             self.optimizer.step()
 
-    def _other_answer(self, form: str) -> str:
-        """What is wrong with an answer of this form to a batch."""
+    def _wrong_result(self, description: str) -> str:
+        """The message for a model whose result is not ``(losses, output)``."""
         name = type(without_wrappers(self.model)).__name__
         if self.custom_call is not None:
             name = "custom_model_fwd"
 
         return (
-            f"a pipeline trains a model that returns (losses, output), and {name} returned {form}: "
-            "return one loss, or a tensor of them, and what progress() is to return; "
+            f"a pipeline trains a model that returns (losses, output), and {name} returned "
+            f"{description}: return one loss, or a tensor of them, and what progress() is to "
+            "return; "
             "custom_model_fwd=lambda batch: ... does so for a model with another result"
         )
 
@@ -241,11 +242,11 @@ class Stages:
         )
 
 
-def _form(answer: Any) -> str:
-    """What a model has returned, for a message."""
-    if isinstance(answer, tuple | list):
-        return f"{len(answer)} values, {[type_name(value) for value in answer]}"
-    return type_name(answer)
+def _description(result: Any) -> str:
+    """The types of a model's result, for a message."""
+    if isinstance(result, tuple | list):
+        return f"{len(result)} values, {[type_name(value) for value in result]}"
+    return type_name(result)
 
 
 def sync_replicas(model: nn.Module, interval: int | None, number: int) -> None:

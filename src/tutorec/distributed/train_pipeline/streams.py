@@ -1,4 +1,4 @@
-"""Side streams for copies and other work beside a device's default stream. No effect on a CPU."""
+"""Side streams for copies and other work, parallel to the default stream; no effect on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = True) -> An
     """
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=non_blocking)
-    return _rebuilt(batch, lambda part: to_device(part, device, non_blocking))
+    return _rebuilt(batch, lambda element: to_device(element, device, non_blocking))
 
 
 def _rebuilt(value: Any, change: Any) -> Any:
@@ -53,7 +53,7 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 
 class SideStream:
-    """A CUDA stream beside the default one.
+    """A CUDA stream parallel to the default one.
 
     ``with stream.ahead(): ...`` runs a block on it; ``stream.hand_over(values)`` makes the current
     stream wait for it, ``stream.follow()`` the other way round. Values that are made on one stream
