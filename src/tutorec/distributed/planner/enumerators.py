@@ -96,16 +96,8 @@ class Refusal:
         reason: The reason, as a clause: "the table may only be row_wise".
 
     Example:
-        >>> print(
-        ...     Refusal(
-        ...         "",
-        ...         "item",
-        ...         "grid_shard",
-        ...         "",
-        ...         "it is an option only if a constraint names it",
-        ...     )
-        ... )
-        item: grid_shard: it is an option only if a constraint names it
+        >>> print(Refusal("", "item", "grid_shard", "", "only if a constraint names it"))
+        item: grid_shard: only if a constraint names it
     """
 
     path: str
