@@ -120,7 +120,7 @@ def density(files: Iterable[SourceFile]) -> Density:
     total = Counter[str]()
     for file in files:
         lines = file.text.splitlines()
-        for node in ast.walk(file.ast):
+        for node in file.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = first_statement(node).lineno
                 last = node.end_lineno or first

@@ -228,7 +228,7 @@ def foreign_violations(tree: Tree) -> list[str]:
                 )
         if not any(word in file.text for word in ("fbgemm", *COLLECTIVES)):
             continue
-        for node in ast.walk(file.ast):
+        for node in file.nodes:
             if not isinstance(node, ast.Attribute):
                 continue
             dotted = ast.unparse(node)

@@ -6,11 +6,13 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import yaml
 from policy.chapters import Cell, Chapter, chapter_of, chapters
-from policy.tree import ROOT, Tree, assert_none
+from policy.tree import ROOT, Tree, assert_none, statements_in
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 from alone import FOLDING, TITLE, first_cell, folds, stored
@@ -238,48 +240,58 @@ def alt_violations(chapter: Chapter) -> list[str]:
     ]
 
 
-def definitions(text: str) -> dict[str, str]:
-    """Functions and classes of a few statements or more, by what they do: dump of the
-    body -> name.
-    """
-    try:
-        body = ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", text, flags=re.MULTILINE))
-    except SyntaxError:
-        return {}
-    found = {}
-    for node in ast.walk(body):
+class Definition(NamedTuple):
+    """A function or class: its name, and its statements after the docstring."""
+
+    name: str
+    statements: list[ast.stmt]
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The kinds of its statements, which equal definitions share."""
+        return tuple(type(statement).__name__ for statement in self.statements)
+
+    def dump(self) -> str:
+        """What it does, without its name and its lines."""
+        return "\n".join(map(ast.dump, self.statements))
+
+
+def definitions(syntax: ast.AST) -> Iterator[Definition]:
+    """Functions and classes of a few statements or more."""
+    for node in statements_in(syntax):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if (
-                sum(isinstance(n, ast.stmt) for s in statements for n in ast.walk(s))
-                >= SMALLEST_HELPER
-            ):
-                found["\n".join(ast.dump(s) for s in statements)] = node.name
-    return found
+            has_docstring = ast.get_docstring(node) is not None
+            size = sum(isinstance(child, ast.stmt) for child in statements_in(node))
+            if size - has_docstring >= SMALLEST_HELPER:
+                yield Definition(node.name, node.body[has_docstring:])
 
 
 def duplicate_violations(all_chapters: list[Chapter], tree: Tree) -> list[str]:
     """A helper that two notebooks define, or that a notebook copies from the library."""
     places: dict[str, set[str]] = defaultdict(set)
     names: dict[str, str] = {}
-    for file in tree.files:
-        for dump, name in definitions(file.text).items():
-            places[dump].add(file.where)
-            names[dump] = name
+    shapes = set()
     for chapter in all_chapters:
         for cell in chapter.code:
-            for dump, name in definitions(cell.text).items():
-                places[dump].add(chapter.name)
-                names[dump] = name
-    books = {chapter.name for chapter in all_chapters}
+            for definition in definitions(syntax_of(cell.text)):
+                places[definition.dump()].add(chapter.name)
+                names[definition.dump()] = definition.name
+                shapes.add(definition.shape)
+
+    for file in tree.files:
+        for definition in definitions(file.ast):
+            if definition.shape in shapes and definition.dump() in names:
+                places[definition.dump()].add(file.where)
     return [
-        (
-            f"{names[dump]} is defined in {', '.join(sorted(where))}; keep it in the library, with "
-            "a test"
-        )
+        f"{names[dump]} is defined in {', '.join(sorted(where))}; keep it in the library"
         for dump, where in places.items()
-        if len(where) > 1 and where & books
+        if len(where) > 1
     ]
+
+
+def syntax_of(code: str) -> ast.Module:
+    """A cell's syntax tree, with `pass` for commands of Jupyter."""
+    return ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", code, flags=re.MULTILINE))
 
 
 def is_document(chapter: Chapter) -> bool:

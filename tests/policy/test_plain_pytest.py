@@ -38,7 +38,7 @@ def test_notebooks_are_found_by_pytest_and_nbmake_alone():
     assert {name for name in names if name in done.stdout} == names
 
 
-@pytest.mark.parametrize("option", ["timeout = 900", "asyncio_mode = 'auto'"])
+@pytest.mark.parametrize("option", ["timeout = 900"])
 def test_an_option_of_another_plug_in_in_pyproject_is_noticed(option: str, tmp_path: Path):
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     text = text.replace("testpaths =", f"{option}\ntestpaths =")

@@ -43,6 +43,11 @@ class SourceFile:
     def ast(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the syntax tree."""
+        return list(ast.walk(self.ast))
+
     @property
     def where(self) -> str:
         return self.label or self.module
@@ -54,7 +59,7 @@ class SourceFile:
     @cached_property
     def _imports(self) -> list[Import]:
         found = []
-        for node in ast.walk(self.ast):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 found += [Import(alias.name, None, node.lineno) for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -63,7 +68,11 @@ class SourceFile:
 
     def functions(self) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
         """Qualified name and node of every function and method."""
-        yield from _functions(self.ast, "")
+        yield from self._functions
+
+    @cached_property
+    def _functions(self) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        return list(_functions(self.ast, ""))
 
     def tokens(self, node: ast.AST | None = None) -> int:
         """Python's own tokens without comments, docstrings, ends of lines and indentation."""
@@ -87,7 +96,7 @@ class SourceFile:
             tokenize.ENDMARKER,
         }
         docstrings: set[int] = set()
-        for node in ast.walk(self.ast):
+        for node in self.nodes:
             holder = isinstance(
                 node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             )
@@ -101,10 +110,24 @@ class SourceFile:
         ]
 
 
+def child_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Children that are statements or hold some; expressions are not looked into."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node."""
+    for child in child_statements(node):
+        yield child
+        yield from statements_in(child)
+
+
 def _functions(
     node: ast.AST, prefix: str
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for child in ast.iter_child_nodes(node):
+    for child in child_statements(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield prefix + child.name, child
             yield from _functions(child, f"{prefix}{child.name}.<locals>.")
