@@ -20,7 +20,7 @@ from policy.tree import ROOT
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import cuts
 
-from tutorec.distributed.core.tables import PlacementRules, place_table
+from tutorec.distributed.core.tables import SharderSupport, place_table
 from tutorec.distributed.plan.geometry import TableShard, parameter_sharding
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.plan.sizes import cut_arrays, slice_width
@@ -98,7 +98,7 @@ def traffic(cut: str, case: cuts.Case) -> tuple[float, float]:
     ]
     config = EmbeddingBagConfig(case.rows, case.columns, "t", feature_names=["f"])
     entry = parameter_sharding(kind, pieces, "cpu")
-    rules = PlacementRules(
+    rules = SharderSupport(
         case.ranks, False, list(ShardingType), list(EmbeddingComputeKernel), None, local
     )
     table = place_table(

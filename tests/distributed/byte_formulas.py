@@ -162,12 +162,12 @@ def step_traffic(
         >>> import torch
         >>> from tutorec.distributed.plan.plan import EmbeddingComputeKernel
         >>> from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_shards
-        >>> from tutorec.distributed.core.tables import PlacementRules, place_table
+        >>> from tutorec.distributed.core.tables import SharderSupport, place_table
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> entry = parameter_sharding(
         ...     ShardingType.ROW_WISE, row_wise_shards(8, 4, [0, 1]), "cpu"
         ... )
-        >>> rules = PlacementRules(
+        >>> rules = SharderSupport(
         ...     2, False, list(ShardingType), list(EmbeddingComputeKernel), None
         ... )
         >>> config = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.tables import PlacementRules, check_plan_covers, place_table
+from tutorec.distributed.core.tables import SharderSupport, check_plan_covers, place_table
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
     TableShard,
@@ -305,7 +305,7 @@ def test_models_of_other_tables_are_refused(tmp_path, changes, message):
 
 def place(entry: ParameterSharding, rows: int, columns: int) -> Any:
     config = EmbeddingBagConfig(rows, columns, "t", feature_names=["f"])
-    rules = PlacementRules(4, False, list(ShardingType), list(EmbeddingComputeKernel), None, 2)
+    rules = SharderSupport(4, False, list(ShardingType), list(EmbeddingComputeKernel), None, 2)
     return place_table(config, ["f"], torch.empty(rows, columns, device="meta"), entry, rules)
 
 

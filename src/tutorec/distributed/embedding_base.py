@@ -35,7 +35,7 @@ from tutorec.distributed.core.tables import (
     IN_FILE,
     SUPPORTED_KERNELS,
     LocalShards,
-    PlacementRules,
+    SharderSupport,
     Table,
     place_tables,
     usable_device,
@@ -265,7 +265,7 @@ class ShardedEmbeddingModule(
         Raises:
             AgreementError: Ranks disagree about tables or plan, or another rank failed.
         """
-        rules = PlacementRules(
+        rules = SharderSupport(
             self._env.world_size,
             self._is_weighted,
             tuple(self._sharding_classes),

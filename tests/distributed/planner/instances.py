@@ -10,7 +10,8 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner.problem import Choice, Ints, PlacementRule, PlanningProblem
+from tutorec.distributed.plan.plan import PlacementRule
+from tutorec.distributed.planner.problem import Choice, Ints, PlanningProblem
 
 SHAPES = ((1, 1), (2, 1), (2, 2), (3, 3), (4, 2))
 

@@ -24,7 +24,7 @@ from distributed.test_shard_traffic import cases_with_copies, count_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorec.distributed.core.tables import SUPPORTED_KERNELS, PlacementRules, place_table
+from tutorec.distributed.core.tables import SUPPORTED_KERNELS, SharderSupport, place_table
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
@@ -73,7 +73,7 @@ def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts
     def check(case: Case, pooled: bool, row_bytes: int) -> None:
         unsharded, plan = planned(case, pooled, world_size, local_size)
         batches = [batch_of(case, rank) for rank in range(world_size)]
-        rules = PlacementRules(
+        rules = SharderSupport(
             world_size,
             case.weighted and pooled,
             list(ShardingType),

@@ -31,7 +31,6 @@ from tutorec.distributed.fused_params import (
 )
 from tutorec.distributed.plan.geometry import TableShard, checked_shards
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
 from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -46,7 +45,6 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.SQRTN: "sqrtn",
     PoolingType.NONE: "none",
 }
-_ROW_SPLITS = (ShardingType.ROW_WISE, *HOST_ROW_CUTS)
 IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
 SUPPORTED_KERNELS = (EmbeddingComputeKernel.FUSED, *IN_FILE, EmbeddingComputeKernel.DENSE)
 _E = TypeVar("_E", bound=Enum)
@@ -93,7 +91,7 @@ class Table:
     @property
     def splits_rows(self) -> bool:
         """Whether a bag's rows may be on several ranks, each of which pools a part."""
-        return self.sharding_type in _ROW_SPLITS
+        return self.sharding_type.traits.splits_rows
 
     @property
     def slice_widths(self) -> tuple[int, ...]:
@@ -258,7 +256,7 @@ def group_tables(tables: Sequence[Table], rank: int) -> list[TableGroup]:
 
 
 @dataclass(frozen=True)
-class PlacementRules:
+class SharderSupport:
     """What a sharder supports, and the ranks that it shards over.
 
     Args:
@@ -331,7 +329,7 @@ def place_tables(
     configs: Sequence[BaseEmbeddingConfig],
     weights: Mapping[str, torch.Tensor],
     plan: Mapping[str, ParameterSharding],
-    rules: PlacementRules,
+    rules: SharderSupport,
 ) -> list[Table]:
     """Read and check the plan of a collection; the tables keep its order.
 
@@ -358,7 +356,7 @@ def place_table(
     output_keys: Sequence[str],
     weight: torch.Tensor,
     sharding: ParameterSharding,
-    rules: PlacementRules,
+    rules: SharderSupport,
 ) -> Table:
     """Read and check the plan of one table.
 
@@ -385,7 +383,7 @@ def _placed(
     output_keys: Sequence[str],
     weight: torch.Tensor,
     sharding: ParameterSharding,
-    rules: PlacementRules,
+    rules: SharderSupport,
 ) -> Table:
     sharding_type = plan_member(
         ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type"

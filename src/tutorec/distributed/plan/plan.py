@@ -31,11 +31,31 @@ from tutorec.types import DataType
 _HTML_ROWS = 100
 
 
+class PlacementRule(enum.Enum):
+    """Where a planner may place the shards of a table; L ranks are a host.
+
+    - ``ANY_RANK``: each on any rank (table-wise, column-wise).
+    - ``ONE_HOST``: each on any rank of one host (table-column-wise).
+    - ``ROWS_ON_HOST``: shard i on local rank i of one host (table-row-wise); P = L.
+    - ``ROW_BLOCKS_ON_HOSTS``: blocks of L shards, each as in ``ROWS_ON_HOST`` (grid); hosts may
+      repeat.
+    - ``EVERY_RANK``: shard r on rank r (row-wise, data-parallel); P = W.
+    """
+
+    ANY_RANK = "any"
+    ONE_HOST = "host"
+    ROWS_ON_HOST = "host_rows"
+    ROW_BLOCKS_ON_HOSTS = "hosts_rows"
+    EVERY_RANK = "all"
+
+
 class ShardingType(enum.Enum):
-    """How a table is divided among the ranks.
+    """How a table is divided among the ranks; `SHARDING_TRAITS` describes each type.
 
     Example:
         >>> ShardingType("table_wise") is ShardingType.TABLE_WISE
+        True
+        >>> ShardingType.GRID_SHARD.traits.splits_columns
         True
     """
 
@@ -46,6 +66,50 @@ class ShardingType(enum.Enum):
     TABLE_ROW_WISE = "table_row_wise"
     TABLE_COLUMN_WISE = "table_column_wise"
     GRID_SHARD = "grid_shard"
+
+    @property
+    def traits(self) -> ShardingTraits:
+        """What the type does to a table."""
+        return SHARDING_TRAITS[self]
+
+
+@dataclass(frozen=True)
+class ShardingTraits:
+    """What a sharding type does to a table; lookups, planner and simulator ask here.
+
+    Args:
+        placement: Where a planner may place the shards.
+        splits_columns: Whether there are several column shards.
+        splits_rows: Whether the rows of a bag may be on several ranks, each of which pools a part.
+        only_if_requested: Whether a planner takes the type only where a constraint names it.
+    """
+
+    placement: PlacementRule
+    splits_columns: bool = False
+    splits_rows: bool = False
+    only_if_requested: bool = False
+
+    @property
+    def splits_rows_in_host(self) -> bool:
+        """Whether rows are split over the ranks of a host, whose sums then cross hosts."""
+        return self.placement in (PlacementRule.ROWS_ON_HOST, PlacementRule.ROW_BLOCKS_ON_HOSTS)
+
+
+# In the order in which a planner prefers types of equal cost.
+SHARDING_TRAITS: dict[ShardingType, ShardingTraits] = {
+    ShardingType.TABLE_WISE: ShardingTraits(PlacementRule.ANY_RANK),
+    ShardingType.ROW_WISE: ShardingTraits(PlacementRule.EVERY_RANK, splits_rows=True),
+    ShardingType.COLUMN_WISE: ShardingTraits(PlacementRule.ANY_RANK, splits_columns=True),
+    ShardingType.TABLE_ROW_WISE: ShardingTraits(PlacementRule.ROWS_ON_HOST, splits_rows=True),
+    ShardingType.TABLE_COLUMN_WISE: ShardingTraits(PlacementRule.ONE_HOST, splits_columns=True),
+    ShardingType.GRID_SHARD: ShardingTraits(
+        PlacementRule.ROW_BLOCKS_ON_HOSTS,
+        splits_columns=True,
+        splits_rows=True,
+        only_if_requested=True,
+    ),
+    ShardingType.DATA_PARALLEL: ShardingTraits(PlacementRule.EVERY_RANK),
+}
 
 
 class EmbeddingComputeKernel(enum.Enum):

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from tutorec.distributed.plan.plan import ShardingType
 
 MIN_CW_DIM: int = 128  # minimum columns of a column shard; TorchRec's value
-# The types that split columns, and those that split rows over the ranks of a host.
-COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
-HOST_ROW_CUTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 def slice_width(columns: int, at_least: int) -> int:
@@ -55,8 +52,8 @@ def cut_arrays(
         shape: ``(R, D)``.
         world_size: W.
         local_size: Ranks per host.
-        width: D of a column shard; it divides ``shape[1]`` and is used by the three types that
-            split columns.
+        width: D of a column shard; it divides ``shape[1]`` and is used by the types that split
+            columns.
 
     Example:
         >>> sizes, offsets = cut_arrays(
@@ -66,7 +63,8 @@ def cut_arrays(
         ([[3, 4], [2, 4], [3, 4], [2, 4]], [[0, 0], [3, 0], [0, 4], [3, 4]])
     """
     rows, columns = shape
-    slices = columns // width if kind in COLUMN_CUTS else 1
+    traits = kind.traits
+    slices = columns // width if traits.splits_columns else 1
 
     if kind is ShardingType.DATA_PARALLEL:
         table = np.array([rows, columns], dtype=np.int64), np.zeros(2, dtype=np.int64)
@@ -74,9 +72,9 @@ def cut_arrays(
             table[1], (world_size, 2)
         )
 
-    row_ranges = (
-        world_size if kind is ShardingType.ROW_WISE else local_size if kind in HOST_ROW_CUTS else 1
-    )
+    row_ranges = 1
+    if traits.splits_rows:
+        row_ranges = local_size if traits.splits_rows_in_host else world_size
     starts = np.minimum(np.arange(row_ranges + 1, dtype=np.int64) * -(-rows // row_ranges), rows)
     sizes = np.empty((slices, row_ranges, 2), dtype=np.int64)
     offsets = np.empty_like(sizes)

@@ -41,7 +41,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
 from tutorec.distributed.planner.constants import (
     DENSE_BANDWIDTH,
     DENSE_GRADIENT_PASSES,
@@ -494,7 +493,7 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
         return 0
     if sharding_type is ShardingType.DATA_PARALLEL:
         return 3
-    if pooled and sharding_type in HOST_ROW_CUTS:
+    if pooled and sharding_type.traits.splits_rows_in_host:
         return 2 + 2 * ((topology.intra_group_size > 1) + (topology.num_hosts > 1))
 
     return 4

@@ -25,14 +25,8 @@ from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_p
 from tutorec.distributed.plan.geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
-from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.plan.sizes import (
-    COLUMN_CUTS,
-    HOST_ROW_CUTS,
-    MIN_CW_DIM,
-    cut_arrays,
-    slice_width,
-)
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, PlacementRule, ShardingType
+from tutorec.distributed.plan.sizes import MIN_CW_DIM, cut_arrays, slice_width
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
 from tutorec.distributed.planner.options import (
@@ -63,8 +57,6 @@ _FLOAT = 4  # bytes of an element on the wire without a codec
 _IN_FILE = [kernel.value for kernel in IN_FILE]
 # each is about half of the next, and so is its memory
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_ONLY_COLUMNS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
-_EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 # Kernels that a table has only if a constraint names them; none of them is implemented.
 GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.KEY_VALUE,
@@ -73,14 +65,13 @@ GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
 }
 _CARRIED = "enforce_hbm stochastic_rounding bounds_check_mode output_dtype key_value_params".split()
+# TorchRec's names of the rules, for its partitioners.
 _PARTITION_BY = {
-    ShardingType.TABLE_WISE: PartitionByType.DEVICE,
-    ShardingType.COLUMN_WISE: PartitionByType.DEVICE,
-    ShardingType.TABLE_ROW_WISE: PartitionByType.HOST,
-    ShardingType.TABLE_COLUMN_WISE: PartitionByType.HOST,
-    ShardingType.ROW_WISE: PartitionByType.UNIFORM,
-    ShardingType.DATA_PARALLEL: PartitionByType.UNIFORM,
-    ShardingType.GRID_SHARD: PartitionByType.MULTI_HOST,
+    PlacementRule.ANY_RANK: PartitionByType.DEVICE,
+    PlacementRule.ONE_HOST: PartitionByType.HOST,
+    PlacementRule.ROWS_ON_HOST: PartitionByType.HOST,
+    PlacementRule.ROW_BLOCKS_ON_HOSTS: PartitionByType.MULTI_HOST,
+    PlacementRule.EVERY_RANK: PartitionByType.UNIFORM,
 }
 
 
@@ -236,7 +227,7 @@ class EmbeddingEnumerator(Enumerator):
 
         width = slice_width(profile.columns, least_columns or MIN_CW_DIM)
         sharding_types = {sharding_type for sharding_type, _ in types_and_kernels}
-        if least_columns or sharding_types <= _ONLY_COLUMNS:
+        if least_columns or _all_split_only_columns(sharding_types):
             effect = _without_effect(profile.columns, width, least_columns, sharding_types)
             if effect and (least_columns or self._topology.world_size > 1):
                 effects.setdefault(effect, []).append(profile.name)
@@ -245,7 +236,7 @@ class EmbeddingEnumerator(Enumerator):
         local_size = self._topology.intra_group_size
         shape = (profile.rows, profile.columns)
         for sharding_type, kernel in types_and_kernels:
-            columns = width if sharding_type in COLUMN_CUTS else 0
+            columns = width if sharding_type.traits.splits_columns else 0
             shards = ShardArrays(*cut(sharding_type, shape, world_size, local_size, columns))
             variants: list[tuple[CacheParams | None, TableProfile]] = [(None, profile)]
             if kernel in _IN_FILE:
@@ -254,7 +245,7 @@ class EmbeddingEnumerator(Enumerator):
                 option = table.option.with_shards(shards)
                 option.sharding_type = sharding_type.value
                 option.compute_kernel = kernel
-                option.partition_by = _PARTITION_BY[sharding_type].value
+                option.partition_by = _PARTITION_BY[sharding_type.traits.placement].value
                 option.cache_params = cache_params
                 option.profile = cached_profile
                 yield option
@@ -371,10 +362,10 @@ class EmbeddingEnumerator(Enumerator):
         """Why a table cannot have a sharding type with any kernel; empty if it can."""
         if allowed and sharding_type not in allowed:
             return f"its constraints allow only {', '.join(member.value for member in allowed)}"
-        if sharding_type is ShardingType.GRID_SHARD and not allowed:
+        if sharding_type.traits.only_if_requested and not allowed:
             return (
-                "it is taken only where ParameterConstraints(sharding_types=['grid_shard']) "
-                "asks for it"
+                "it is taken only where "
+                f"ParameterConstraints(sharding_types=[{sharding_type.value!r}]) asks for it"
             )
         if table.constraint.pin is not None:
             return self._pin_refused(sharding_type, set(table.constraint.pin))
@@ -385,12 +376,13 @@ class EmbeddingEnumerator(Enumerator):
         """Why a table pinned to some ranks cannot have a sharding type; empty if it can."""
         world_size = self._topology.world_size
         local_size = self._topology.intra_group_size
-        if sharding_type in _EVERY_RANK and len(ranks) < world_size:
+        placement = sharding_type.traits.placement
+        if placement is PlacementRule.EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
 
         hosts = [range(first, first + local_size) for first in range(0, world_size, local_size)]
         has_host = any(ranks.issuperset(host) for host in hosts)
-        if sharding_type in HOST_ROW_CUTS and not has_host:
+        if sharding_type.traits.splits_rows_in_host and not has_host:
             return (
                 f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
                 "whole host"
@@ -454,14 +446,19 @@ def get_partition_by_type(sharding_type: str) -> str:
     Source:
         TorchRec's ``torchrec.distributed.planner.enumerators.get_partition_by_type``.
     """
-    return _PARTITION_BY[ShardingType(sharding_type)].value
+    return _PARTITION_BY[ShardingType(sharding_type).traits.placement].value
+
+
+def _all_split_only_columns(sharding_types: set[ShardingType]) -> bool:
+    traits = [sharding_type.traits for sharding_type in sharding_types]
+    return all(type_traits.splits_columns and not type_traits.splits_rows for type_traits in traits)
 
 
 def _without_effect(
     columns: int, width: int, least: int | None, sharding_types: set[ShardingType]
 ) -> str:
     """Why a width constraint, or the default width, has no effect; empty if it has."""
-    cuts = sharding_types.intersection(COLUMN_CUTS)
+    cuts = [kind for kind in sharding_types if kind.traits.splits_columns]
     if least is not None and not cuts:
         return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
@@ -470,7 +467,7 @@ def _without_effect(
             f"{least} to {width - 1} columns that are multiples of 4"
         )
 
-    only_cuts = sharding_types <= _ONLY_COLUMNS
+    only_cuts = _all_split_only_columns(sharding_types)
     if least is None and width == columns and only_cuts and slice_width(columns, 1) < columns:
         half = slice_width(columns, -(-columns // 2))
         fitting = half if half < columns else slice_width(columns, 1)

@@ -86,7 +86,7 @@ def solve(
         Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in
         2 ms on each:
 
-        >>> from tutorec.distributed.planner.problem import PlacementRule
+        >>> from tutorec.distributed.plan.plan import PlacementRule
         >>> def whole(ms):
         ...     return Choice(np.array([ms]), np.array([[0, 0]]), PlacementRule.ANY_RANK)
         >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), PlacementRule.EVERY_RANK)

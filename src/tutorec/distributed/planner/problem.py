@@ -21,13 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tutorec.distributed.plan.plan import SHARDING_TRAITS, PlacementRule, ShardingType
 from tutorec.distributed.planner.options import Constraints, ShardingOption
 from tutorec.distributed.planner.topology import Floats, Ints, Topology, device_memory
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
@@ -44,24 +44,6 @@ _ROUNDS = 4
 # Nodes of branch and bound; a limit only lowers the bound.
 _NODES = 100
 _SHORT = "the tables need more memory than the ranks have"
-
-
-class PlacementRule(Enum):
-    """Where the shards of an option may be placed; L ranks are a host.
-
-    - ``ANY_RANK``: each on any rank (table-wise, column-wise).
-    - ``ONE_HOST``: each on any rank of one host (table-column-wise).
-    - ``ROWS_ON_HOST``: shard i on local rank i of one host (table-row-wise); P = L.
-    - ``ROW_BLOCKS_ON_HOSTS``: blocks of L shards, each as in ``ROWS_ON_HOST`` (grid); hosts may
-      repeat.
-    - ``EVERY_RANK``: shard r on rank r (row-wise, data-parallel); P = W.
-    """
-
-    ANY_RANK = "any"
-    ONE_HOST = "host"
-    ROWS_ON_HOST = "host_rows"
-    ROW_BLOCKS_ON_HOSTS = "hosts_rows"
-    EVERY_RANK = "all"
 
 
 def candidate_rank_blocks(rule: PlacementRule, world_size: int, local_size: int) -> Ints:
@@ -180,14 +162,15 @@ class PlanningProblem:
                 groups[key] = len(groups)
                 latencies.append(fixed(option) if fixed else 0.0)
 
+            sharding_type = ShardingType(option.sharding_type)
             constraint = constraints.get(option.name)
             pin = constraint and constraint.pin
             choice = Choice(
                 time=option.times(),
                 memory=option.memory()[:, :2],
-                rule=_PLACEMENT_RULES[option.sharding_type],
+                rule=sharding_type.traits.placement,
                 groups=(groups[key],),
-                preference=list(_PLACEMENT_RULES).index(option.sharding_type),
+                preference=list(SHARDING_TRAITS).index(sharding_type),
                 allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),
                 options=(option,),
             )
@@ -314,18 +297,6 @@ def table_name(choice: Choice, number: int) -> str:
     """Name of a choice's table, or of its colocated tables; the number if it has no options."""
     names = [f"table {option.name!r}" for option in choice.options] or [f"table {number}"]
     return " and ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-
-
-# Ties between options go to the first type.
-_PLACEMENT_RULES = {
-    "table_wise": PlacementRule.ANY_RANK,
-    "row_wise": PlacementRule.EVERY_RANK,
-    "column_wise": PlacementRule.ANY_RANK,
-    "table_row_wise": PlacementRule.ROWS_ON_HOST,
-    "table_column_wise": PlacementRule.ONE_HOST,
-    "grid_shard": PlacementRule.ROW_BLOCKS_ON_HOSTS,
-    "data_parallel": PlacementRule.EVERY_RANK,
-}
 
 
 def _check_shard_count(choice: Choice, world_size: int, local_size: int) -> None:

@@ -69,7 +69,8 @@ def find_shortage(problem: PlanningProblem) -> Shortage:
     """The memory with the largest shortage.
 
     Example:
-        >>> from tutorec.distributed.planner.problem import Choice, PlacementRule
+        >>> from tutorec.distributed.plan.plan import PlacementRule
+        >>> from tutorec.distributed.planner.problem import Choice
         >>> whole = Choice(np.array([1.0]), np.array([[0, 12]]), PlacementRule.ANY_RANK)
         >>> find_shortage(PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole,),)))
         Shortage(memory=1, needed=12, room=8, tables=(0,), ranks=())
