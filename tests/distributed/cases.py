@@ -369,11 +369,16 @@ def held(sharded: ShardedEmbeddingBagCollection) -> dict[str, list[Piece]]:
     return pieces_held(sharded, "embedding_bags")
 
 
+def tables_of(sharded: Any) -> list[Any]:
+    """A sharded collection's tables with their shards, as the formulas of traffic take them."""
+    return sharded._tables
+
+
 def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
     """Table -> this rank's shards, of a collection whose tables stand under a path."""
     rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
     found: dict[str, list[Piece]] = {}
-    for table in sharded._tables:
+    for table in tables_of(sharded):
         for index, shard in enumerate(shard for shard in table.shards if shard.rank == rank):
             parameter = parameters[f"{path}.{table.name}.weight" + (f"_{index}" if index else "")]
             states: States = {}

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tutorec.distributed import comm
 from tutorec.distributed.data_parallel import sharded_parameter_names
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.model_parallel import DistributedModelParallel, get_module
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -95,7 +95,7 @@ def ten_steps(rank: int, world_size: int, kind: str) -> dict[str, Any]:
     moved = any(
         bool((rows != rank + 1.0).any()) for of_table in pieces.values() for _, rows in of_table
     )
-    ddp = model._dmp_wrapped_module
+    ddp = get_module(model)
     assert isinstance(ddp, DistributedDataParallel)
     dense = [
         name
@@ -147,7 +147,7 @@ def copies(
     before = shards(model)
     for step in range(STEPS):
         model(batch(100 * step + rank, 4)).backward()
-    ddp = model._dmp_wrapped_module
+    ddp = get_module(model)
     assert isinstance(ddp, DistributedDataParallel)
     ignored = sorted(sharded_parameter_names(model.module))
     return before, shards(model), ignored, ddp._get_ddp_logging_data()["total_parameter_size_bytes"]

@@ -28,7 +28,7 @@ from tutorec.distributed.data_parallel import (
     sharded_parameter_names,
 )
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.model_parallel import DistributedModelParallel, get_module
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -146,7 +146,7 @@ def distinct_shards(rank: int, world_size: int) -> dict[str, Any]:
     for step in range(10):
         wrapped(*data(rank, step)).backward()
     after = {name: wrapped.module.get_parameter(name).unique().tolist() for name in names}
-    ddp = wrapped._dmp_wrapped_module
+    ddp = get_module(wrapped)
     assert isinstance(ddp, DistributedDataParallel)
     reduced = [
         name
@@ -184,14 +184,14 @@ def described(rank: int, world_size: int) -> dict[str, Any]:
     bare = DistributedModelParallel(collection(), plan=plan_of(collection(), world_size, path=""))
     whole = parallel(Model(), world_size)
     later = parallel(Model(), world_size, init_data_parallel=False)
-    before = type(later._dmp_wrapped_module).__name__
+    before = type(get_module(later)).__name__
     later.init_data_parallel()
     return {
         "bare": repr(bare),
         "keys": bare(batch(0, 2)).wait().keys(),
         "whole": repr(whole).splitlines()[:6],
         "module": type(whole.module).__name__,
-        "later": (before, type(later._dmp_wrapped_module).__name__),
+        "later": (before, type(get_module(later)).__name__),
         "dense": [name for name, _ in in_backward_optimizer_filter(whole.named_parameters())],
         "tables": [name for name, _ in in_backward_optimizer_filter(bare.named_parameters())],
         "fused": sorted(whole.fused_optimizer.params),
@@ -293,9 +293,7 @@ def test_a_model_on_the_meta_device_is_allocated_shard_by_shard_and_drawn(ranks)
 
 def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
     model = tables_on_meta(rank, world_size, init_parameters=False, init_data_parallel=False)
-    with pytest.raises(
-        ValueError, match=r"dense parameter 'first\.weight' and 2 more are on the meta device"
-    ) as refused:
+    with pytest.raises(ValueError, match=r"parameter 'first\.weight'.*2") as refused:
         model.init_data_parallel()
     for name in ("first", "second", "norm"):
         part: Any = model.module.get_submodule(name).to_empty(device=device())
@@ -303,7 +301,7 @@ def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
     model.init_data_parallel()
     return (
         str(refused.value),
-        type(model._dmp_wrapped_module).__name__,
+        type(get_module(model)).__name__,
         float(model(batch(rank, 4)).detach().sum()),
     )
 
@@ -326,7 +324,7 @@ def test_a_dense_part_that_cannot_draw_itself_is_named():
         model = nn.Sequential(Empty())
     with pytest.raises(
         ValueError,
-        match=r"a Empty of the model is on the meta device \(\['scale'\]\).*reset_parameters",
+        match=r"Empty.*\(\['scale'\]\).*reset_parameters",
     ):
         DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=ShardingPlan())
 
@@ -416,9 +414,7 @@ def test_dense_gradients_may_travel_as_half_precision(ranks):
 
 
 def in_bfloat16(rank: int, world_size: int) -> None:
-    with pytest.raises(
-        ValueError, match="'bf16' needs NCCL, and gloo carries the gradients of cpu: use 'fp16'"
-    ):
+    with pytest.raises(ValueError, match=r"'bf16'.*NCCL.*use 'fp16'"):
         compressed(rank, world_size, "bf16")
 
 
@@ -440,9 +436,7 @@ class Nothing(DataParallelWrapper):
 
 
 def wrapped_otherwise(rank: int, world_size: int) -> str:
-    return type(
-        parallel(Model(), world_size, data_parallel_wrapper=Nothing())._dmp_wrapped_module
-    ).__name__
+    return type(get_module(parallel(Model(), world_size, data_parallel_wrapper=Nothing()))).__name__
 
 
 def test_the_wrapper_may_be_the_callers(ranks):
@@ -618,7 +612,7 @@ def test_plan_for_a_module_that_does_not_exist_is_refused():
     plan = plan_of(model.sparse.tables, 1, path="sparse.tabels")
     with pytest.raises(
         ValueError,
-        match=r"module 'sparse\.tabels', which the model does not have.*'sparse\.tables'",
+        match=r"module 'sparse\.tabels'.*not have.*'sparse\.tables'",
     ):
         DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan)
 

@@ -25,7 +25,7 @@ from distributed.byte_formulas import (
     StepBatches,
     step_traffic,
 )
-from distributed.cases import group
+from distributed.cases import group, tables_of
 from distributed.row_cases import loss
 from distributed.sharding.test_any_plan import (
     Case,
@@ -298,5 +298,5 @@ def count_cases(
         step()
         with count_traffic() as traffic:
             step()
-        found.append((traffic, sharded._tables))
+        found.append((traffic, tables_of(sharded)))
     return found

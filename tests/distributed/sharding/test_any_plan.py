@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import group, on_rank
+from distributed.cases import group, on_rank, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import rows_of, table_sets
@@ -276,7 +276,7 @@ def run_cases(
         out = sharded(batch_of(case, rank)).wait()
         out.values().backward(gradient(out.values(), rank))
         pieces: dict[str, Tensor] = {}
-        for table in sharded._tables:
+        for table in tables_of(sharded):
             mine = [piece for piece in table.shards if piece.rank == rank]
             for index, piece in enumerate(mine):
                 name = f"embedding_bags.{table.name}.weight" + (f"_{index}" if index else "")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributed.cases import group
+from distributed.cases import group, tables_of
 from distributed.row_cases import loss, plain
 from distributed.sharding.test_any_plan import (
     Case,
@@ -57,7 +57,7 @@ def run_cases(
         rows = sharded(batch_of(case, rank)).wait()
         loss(rows, rank).backward()
         pieces: dict[str, Tensor] = {}
-        for table in sharded._tables:
+        for table in tables_of(sharded):
             for index, piece in enumerate(piece for piece in table.shards if piece.rank == rank):
                 name = f"embeddings.{table.name}.weight" + (f"_{index}" if index else "")
                 key = f"{table.name}/{piece.row_offset}/{piece.column_offset}"
