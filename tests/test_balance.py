@@ -289,14 +289,12 @@ def test_placement_by_size_is_within_graham_s_bound_of_the_best():
 def test_what_cannot_be_divided_says_why():
     with pytest.raises(
         ValueError,
-        match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]: leave them out",
+        match=r"features \[1\].*no.*embeddings_per_feat=\[5, 0\]",
     ):
         LoadBalanceManager([5, 0], 2)
-    with pytest.raises(ValueError, match=r"num_groups=0: there must be at least one"):
+    with pytest.raises(ValueError, match=r"num_groups=0.* at least one"):
         LoadBalanceManager([5, 7], 0)
-    with pytest.raises(
-        ValueError, match=r"2 features are too few for 3 groups of whole features.*do_fair=True"
-    ):
+    with pytest.raises(ValueError, match=r"2 features.*3.*features.*do_fair=True"):
         LoadBalanceManager([5, 7], 3, do_fair=False)
     assert LoadBalanceManager([5, 7], 3).groups == [[0], [0, 1], [1]]
 
@@ -305,7 +303,7 @@ def test_ids_outside_of_their_feature_are_refused():
     manager = LoadBalanceManager([5, 7], 2)
     with pytest.raises(
         ValueError,
-        match="feature 1, sample 2, holds id 7, and the feature has 7 rows: ids count from 0 to 6",
+        match=r"feature 1, sample 2.*id 7.*7 rows.*0 to 6",
     ):
         manager.shard_tensor(torch.tensor([[0, 0], [4, 6], [4, 7]]), rank=0)
     with pytest.raises(ValueError, match=r"ids have shape \(3,\): expected \[B, 2\]"):

@@ -319,7 +319,7 @@ def test_a_plan_never_takes_more_memory_than_there_is():
     plan = nano.make_plan(tables, size=2, memory=1.25e6, samples=64)
     held = [nano.cost(table, plan[table.name], size=2, samples=64)[0] for table in tables]
     assert torch.stack(held).sum(dim=0).max() <= 1.25e6
-    with pytest.raises(ValueError, match=r"no room for Table\(name='t\d'.* of 1000000\.0"):
+    with pytest.raises(ValueError, match=r"no.*Table\(name='t\d'.*1000000\.0"):
         nano.make_plan(tables, size=2, memory=1e6, samples=64)
 
 

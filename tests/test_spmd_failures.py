@@ -369,9 +369,7 @@ def test_an_argument_or_global_that_cannot_be_pickled_does_the_ranks_no_harm(wor
         world.run(len, (x for x in ()))
     namespace = {"stream": (x for x in ()), "__name__": "__main__"}
     exec("def step():\n    return next(stream)\n", namespace)
-    with pytest.raises(
-        TypeError, match="the global 'stream', a generator, cannot be sent to the ranks"
-    ):
+    with pytest.raises(TypeError, match="'stream', a generator, cannot be sent"):
         world.run(namespace["step"])
     assert world.pids == before
 
@@ -443,7 +441,7 @@ def test_a_pool_that_is_garbage_ends_its_ranks(still_running):
 def test_a_backend_that_cannot_be_had_says_what_would_work():
     with (
         Ranks(2, backend="nccl") as pool,
-        pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo' or 'auto'"),
+        pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo'.*'auto'"),
     ):
         pool.run(len, ())
 
@@ -535,7 +533,7 @@ class Asking:
 def test_a_run_inside_the_pickling_of_an_argument_is_refused_and_harms_nothing(world):
     world.run(len, ())
     pids = world.pids
-    with pytest.raises(RuntimeError, match=r"run\(\) of 'len' was called inside another") as told:
+    with pytest.raises(RuntimeError, match=r"run\(\) of 'len'.* inside another") as told:
         world.run(str, Asking(lambda: world.run(len, ())))
     assert [frame.name for frame in told.traceback][-3:] == ["__reduce__", "<lambda>", "run"]
     with Ranks(1, timeout=PATIENCE) as other:
@@ -547,7 +545,7 @@ def test_a_close_inside_the_pickling_of_an_argument_ends_the_ranks(still_running
     world = Ranks(2, timeout=PATIENCE)
     world.run(len, ())
     pids = world.pids
-    with pytest.raises(RankError, match=r"close\(\) was called during the run of 'str'"):
+    with pytest.raises(RankError, match=r"close\(\).* during.*'str'"):
         world.run(str, Asking(world.close))
     assert (still_running(pids, PATIENCE), world.closed) == ([], True)
     world.close()

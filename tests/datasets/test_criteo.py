@@ -203,9 +203,7 @@ def test_a_file_that_was_cut_after_it_was_counted_is_named(tmp_path: Path) -> No
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:100]))
     batches = data.batches(64)
     assert len(next(batches).labels) == 64
-    with pytest.raises(
-        ValueError, match=r"day_0: the files .* have 100 rows now; step 1 needs rows 64 to 127"
-    ):
+    with pytest.raises(ValueError, match=r"day_0.*100 rows.*step 1.*rows 64 to 127"):
         next(batches)
 
 

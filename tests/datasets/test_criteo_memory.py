@@ -225,7 +225,7 @@ def test_a_remainder_that_the_ids_cannot_hold_is_refused(tmp_path: Path) -> None
     paths = _files(tmp_path, (4,))
     np.save(paths[1][0], np.full((4, 26), -5, np.int8))
     for mmap_mode in (False, True):
-        with pytest.raises(ValueError, match="an id is -5, and int8 cannot hold the remainder"):
+        with pytest.raises(ValueError, match=r"-5.*int8 cannot"):
             list(_pipe(paths, hashes=[200] * 26, mmap_mode=mmap_mode))
 
 

@@ -137,7 +137,7 @@ def test_a_file_that_was_cut_or_has_another_form_is_refused(tmp_path: Path) -> N
         BinaryCriteoUtils.load_npy_range(str(path), 5, 5)
     for array in (np.ones(3), np.asfortranarray(np.ones((3, 2)))):
         np.save(path, array)
-        with pytest.raises(ValueError, match="two dimensions and lie row by row"):
+        with pytest.raises(ValueError, match=r"two dimensions.*row by row"):
             BinaryCriteoUtils.load_npy_range(str(path), 0, 1)
 
 
@@ -150,7 +150,7 @@ def test_files_that_are_no_arrays_are_named(tmp_path: Path) -> None:
             lambda: BinaryCriteoUtils.load_npy_range(path, 0, 1),
             lambda: BinaryCriteoUtils.sparse_to_contiguous([path], str(tmp_path)),
         ):
-            with pytest.raises(ValueError, match=r"a\.npy: cut short, or not an array of numpy"):
+            with pytest.raises(ValueError, match=r"a\.npy: cut short"):
                 read()
 
 
@@ -255,7 +255,7 @@ def test_an_array_on_a_full_disk_is_an_error_before_anything_is_written(
 
     _write_text(tmp_path / "day_0", 5)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(OSError, match=r"No space left on device: the array needs 388 bytes.*dense"):
+    with pytest.raises(OSError, match=r"388 bytes.*dense"):
         BinaryCriteoUtils.tsv_to_npys(str(tmp_path / "day_0"), *_outputs(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0"]
 
@@ -282,7 +282,7 @@ def test_shuffled_days_hold_the_rows_in_numpys_order_and_ids_exactly(tmp_path: P
     for name in ("out", "full"):
         (tmp_path / name).mkdir()
     folder, out, full = (str(tmp_path / name) for name in ("", "out", "full"))
-    with pytest.warns(UserWarning, match=r"full\.npy: float32 rounds ids, \d+ for example") as seen:
+    with pytest.warns(UserWarning, match=r"full\.npy: float32.*\d+") as seen:
         BinaryCriteoUtils.shuffle(folder, folder, out, {0: 6, 1: 9}, full, days=3, random_seed=5)
     assert len(seen) == 1
     expected = np.arange(15)
@@ -302,9 +302,7 @@ def test_a_shuffle_refuses_other_numbers_of_rows_and_ids_beyond_32_bits(tmp_path
     _days(tmp_path, (6, 4), highest=1 << 40)
     folder = str(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(
-        ValueError, match=r"day_0_dense.npy: the array is \[6, 13\], and \[7, 13\] was expected"
-    ):
+    with pytest.raises(ValueError, match=r"day_0_dense.npy.*\[6, 13\].*\[7, 13\]"):
         BinaryCriteoUtils.shuffle(folder, folder, f"{folder}/out", {0: 7}, days=2)
     with pytest.raises(ValueError, match="run sparse_to_contiguous first"):
         BinaryCriteoUtils.shuffle(folder, folder, f"{folder}/out", {0: 6}, days=2)

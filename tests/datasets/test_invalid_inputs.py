@@ -69,9 +69,9 @@ def test_columns_and_tables_are_checked_when_files_are_named(
 def test_numbers_of_rows_and_epochs_of_files_are_checked(tmp_path: Path) -> None:
     path = STORE.write_criteo(tmp_path / "day.tsv")
     assert len(read_criteo(path, 0)) == 0
-    with pytest.raises(ValueError, match="read_criteo: rows=-1 must be a whole number, at least 0"):
+    with pytest.raises(ValueError, match=r"read_criteo: rows=-1 .* at least 0"):
         read_criteo(path, -1)
-    with pytest.raises(ValueError, match="epochs=-1 must be a whole number, at least 0"):
+    with pytest.raises(ValueError, match=r"epochs=-1 .* at least 0"):
         list(CriteoDataset(path, 10).batches(4, epochs=-1))
     assert torch.equal(
         next(CriteoDataset(path, 10).batches(4)).labels, STORE.labels("train")[:4].float()

@@ -207,9 +207,7 @@ def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
         _data(paths[:1], seed=1),
         _data(_write(tmp_path, group=6), seed=1),
     ):
-        with pytest.raises(
-            ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use its files and seed"
-        ):
+        with pytest.raises(ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use"):
             other.load_state_dict(state)
 
 
@@ -299,7 +297,7 @@ def test_a_null_where_a_number_is_needed_is_named(tmp_path: Path, name: str) -> 
 def test_a_damaged_file_is_named(tmp_path: Path, cut: slice) -> None:
     path = _write(tmp_path)[0]
     path.write_bytes(path.read_bytes()[cut])
-    with pytest.raises(ValueError, match=r"day_0\.parquet: damaged, or not a Parquet file"):
+    with pytest.raises(ValueError, match=r"day_0\.parquet: damaged"):
         list(_data([path]))
     with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         _data([tmp_path / "none.parquet"])
@@ -308,7 +306,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, cut: slice) -> None:
 def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     data = _data(_write(tmp_path))
     _write(tmp_path, group=6)
-    with pytest.raises(ValueError, match="row group 0 has 6 rows and had 5"):
+    with pytest.raises(ValueError, match=r"group 0.*6 rows.*5"):
         list(data)
 
 
@@ -338,7 +336,7 @@ def test_an_id_above_int64_is_named_with_its_row(tmp_path: Path, kind: str) -> N
     pq.write_table(pa.table({"item": column}), path)
     with pytest.raises(
         ValueError,
-        match=r"a\.parquet, row group 0, column 'item': row 3 holds the id 9223372036854775808",
+        match=r"a\.parquet.*group 0, column 'item': row 3.*id 9223372036854775808",
     ):
         list(ParquetDataset(path, 4, ["item"]))
 
@@ -346,7 +344,7 @@ def test_an_id_above_int64_is_named_with_its_row(tmp_path: Path, kind: str) -> N
 def test_a_number_that_float32_cannot_hold_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"item": [1, 2], "price": [float("inf"), 1e300]}), path)
-    with pytest.raises(ValueError, match=r"column 'price': row 1 holds 1e\+300, and float32 holds"):
+    with pytest.raises(ValueError, match=r"column 'price': row 1.*1e\+300.*float32"):
         list(ParquetDataset(path, 2, ["item"], ["price"]))
 
 
@@ -380,7 +378,7 @@ def test_a_page_that_does_not_fit_its_checksum_is_refused(tmp_path: Path) -> Non
     (good,) = ParquetDataset(path, 500, ["item"])
     assert good.sparse_features.values().tolist() == list(range(500))
     at = path.read_bytes().index((77).to_bytes(8, "little"))
-    with pytest.raises(ValueError, match=r"flipped\.parquet: damaged.*CRC checksum verification"):
+    with pytest.raises(ValueError, match=r"flipped\.parquet: damaged.*CRC"):
         list(ParquetDataset(_flipped(path, at, 3), 500, ["item"]))
 
 
@@ -449,13 +447,13 @@ def test_a_pattern_stands_for_its_files_in_order(tmp_path: Path) -> None:
 
 def test_a_pattern_without_files_and_a_folder_are_named(tmp_path: Path) -> None:
     _write(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no file fits the pattern '.*none_\*\.parquet'"):
+    with pytest.raises(FileNotFoundError, match=r"no.*pattern '.*none_\*\.parquet'"):
         ParquetDataset(tmp_path / "none_*.parquet", 4, ["user"])
     with pytest.raises(ValueError, match="is a folder: give its files") as refused:
         ParquetDataset(tmp_path, 4, ["user"])
     pattern = ast.literal_eval(str(refused.value).split("give its files, ")[1])
     assert len(ParquetDataset(pattern, 4, ["user"])) == 10
-    with pytest.raises(ValueError, match="no Parquet file given: paths is empty"):
+    with pytest.raises(ValueError, match="paths is empty"):
         ParquetDataset([], 4, ["user"])
 
 

@@ -171,9 +171,7 @@ def test_shop_with_a_bad_size_names_it(changed: dict, message: str) -> None:
 def test_unknown_split_and_rows_outside_are_named(small: Shop) -> None:
     with pytest.raises(ValueError, match="no split 'valid'"):
         small.batches(4, split="valid").__next__()  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        ValueError, match=r"rows 0\.\.401 asked for, and split 'test' has rows 0\.\.400"
-    ):
+    with pytest.raises(ValueError, match=r"rows 0\.\.401.*split 'test'.*rows 0\.\.400"):
         small.rows(0, 401, "test")
 
 

@@ -42,7 +42,7 @@ def test_step_slices_give_fewer_rows_than_ranks_to_the_last_full_step() -> None:
 
 
 def test_rank_slices_with_a_rank_outside_the_world_names_both() -> None:
-    with pytest.raises(ValueError, match="world_size=2: rank=2 must be a whole number, 0 to 1"):
+    with pytest.raises(ValueError, match=r"world_size=2: rank=2.*0 to 1"):
         rank_slices(10, 1, rank=2, world_size=2)
 
 
@@ -155,9 +155,7 @@ def test_no_row_is_lost_or_taken_twice_where_batches_are_of_another_size(
 
 
 def test_a_position_outside_of_the_epochs_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"2 epoch\(s\) of 10 rows: start=21 must be a whole number, 0 to 20"
-    ):
+    with pytest.raises(ValueError, match=r"2 epoch\(s\).*10 rows: start=21.*0 to 20"):
         RowBatches(lambda a, b: (a, b), 10, 4, epochs=2, start=21)  # pyright: ignore
 
 

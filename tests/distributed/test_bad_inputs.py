@@ -124,9 +124,9 @@ def test_plan_that_cannot_be_carried_out_is_refused(bad, kind, words):
 
 
 def test_several_ranks_without_a_process_group_are_refused():
-    with pytest.raises(ValueError, match=r"over 2 ranks needs a process group.*from_process_group"):
+    with pytest.raises(ValueError, match=r"2 ranks.*group.*from_process_group"):
         EmbeddingBagCollectionSharder().shard(one_table(), plan(), ShardingEnv.from_local(2, 0))
-    with pytest.raises(ValueError, match="rank 2 is outside of a world of ranks 0 to 1"):
+    with pytest.raises(ValueError, match=r"rank 2.*ranks 0 to 1"):
         ShardingEnv.from_local(2, 2)
 
 
@@ -155,9 +155,7 @@ def test_fused_params_that_make_no_sense_are_refused_when_the_sharder_is_made(fu
 
 
 def test_missing_feature_is_named_with_its_table():
-    with pytest.raises(
-        KeyError, match=r"no feature 'item', which table 'products' reads; its keys are \['itme'\]"
-    ):
+    with pytest.raises(KeyError, match=r"no feature 'item'.*table 'products'.*\['itme'\]"):
         sharded()(ids(1, key="itme"))
 
 
@@ -199,9 +197,7 @@ def test_weighted_collection_without_weights_is_refused():
     weighted = EmbeddingBagCollection(one_table().embedding_bag_configs(), is_weighted=True)
     module = EmbeddingBagCollectionSharder().shard(weighted, plan(), ALONE)
     module(ids(1, weights=torch.tensor([2.0])))
-    with pytest.raises(
-        ValueError, match=r"weighted collection needs one weight per id, .* has no weights"
-    ):
+    with pytest.raises(ValueError, match=r"one weight per id.*no weights"):
         module(ids(1))
 
 
@@ -249,7 +245,7 @@ def test_copying_or_pickling_is_refused_with_a_way_that_works():
     for attempt in (copy.deepcopy, pickle.dumps):
         with pytest.raises(
             TypeError,
-            match="neither copied nor pickled: shard the unsharded EmbeddingBagCollection",
+            match="shard the unsharded EmbeddingBagCollection",
         ):
             attempt(module)
     again = sharded()
@@ -260,9 +256,7 @@ def test_a_batch_on_meta_is_refused_where_the_tables_are_not():
     on_meta = KeyedJaggedTensor(
         ["item"], torch.empty(2, dtype=torch.int64, device="meta"), lengths=META_LENGTHS
     )
-    with pytest.raises(
-        ValueError, match=r"the batch \(keys \['item'\]\) is on meta and the tables are on"
-    ):
+    with pytest.raises(ValueError, match=r"keys \['item'\]\) is on meta.* tables are on"):
         sharded()(on_meta)
 
 
@@ -336,23 +330,17 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
         == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
     )
     _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
-    with pytest.raises(
-        ValueError, match=r"table 'products' has several optimizers in backward, \['SGD', 'SGD'\]"
-    ):
+    with pytest.raises(ValueError, match=r"table 'products'.*several.*\['SGD', 'SGD'\]"):
         sharded(ebc)
     momentum = one_table()
     _apply_optimizer_in_backward(
         torch.optim.SGD, momentum.parameters(), {"lr": 0.5, "momentum": 0.9}
     )
-    with pytest.raises(
-        ValueError, match=r"table 'products': SGD\(momentum=0.9\) in backward has no fused form"
-    ):
+    with pytest.raises(ValueError, match=r"'products': SGD\(momentum=0.9\).* no fused form"):
         sharded(momentum)
     other = one_table()
     _apply_optimizer_in_backward(torch.optim.RMSprop, other.parameters(), {"lr": 0.5})
-    with pytest.raises(
-        ValueError, match=r"table 'products': RMSprop in backward has no fused form"
-    ):
+    with pytest.raises(ValueError, match=r"'products': RMSprop.* no fused form"):
         sharded(other)
 
 
@@ -369,7 +357,7 @@ def test_plan_made_for_cuda_is_placed_on_cpu_with_one_warning():
     assert warning.filename == __file__
     assert modules[0].get_parameter("embedding_bags.products.weight").device == CPU
     if not torch.cuda.is_available():
-        with pytest.warns(RuntimeWarning, match="to live on cuda are placed on cpu"):
+        with pytest.warns(RuntimeWarning, match="cuda are placed on cpu"):
             EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
 
 
@@ -387,7 +375,7 @@ def test_a_dense_table_leaves_its_optimizer_in_backward_to_the_caller_who_is_tol
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
     with pytest.warns(
         UserWarning,
-        match=r"backward of table 'products' is not used: with the compute kernel 'dense' your own",
+        match=r"'products' is not used.*kernel 'dense'",
     ):
         sharded = EmbeddingBagCollectionSharder().shard(ebc, plan(compute_kernel="dense"), ALONE)
     assert [name for name, _ in in_backward_optimizer_filter(sharded.named_parameters())] == [

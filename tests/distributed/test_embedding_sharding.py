@@ -64,5 +64,5 @@ def test_halves_can_be_split_and_read_by_key() -> None:
 
 
 def test_block_sizes_of_another_number_of_features_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"1 block sizes for the 2 features \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"1.*2 features \['a', 'b'\]"):
         bucketize_kjt_before_all2all(batch(weighted=False), 2, torch.tensor([6]))

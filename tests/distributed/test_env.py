@@ -63,9 +63,7 @@ def test_ranks_per_host_are_read_from_the_environment(monkeypatch, text, ranks):
 
 def test_what_is_no_number_of_ranks_per_host_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(
-        ValueError, match="LOCAL_WORLD_SIZE is 'two', not a number of ranks per host"
-    ):
+    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE.*'two', not"):
         construct_module_sharding_plan(one_table(), {"item": table_row_wise(0)}, world_size=4)
 
 

@@ -210,6 +210,6 @@ def test_two_optimizers_on_one_table_are_refused():
     apply_optimizer_in_backward(torch.optim.Adam, [table], {"lr": 0.1})
     with pytest.raises(
         ValueError,
-        match=r"table 'item' has several optimizers in backward, \['SGD', 'Adam'\]: apply one",
+        match=r"table 'item'.*several.*\['SGD', 'Adam'\]",
     ):
         optimizer_spec_of_parameter("item", table)

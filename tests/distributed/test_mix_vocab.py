@@ -101,7 +101,7 @@ def test_an_id_of_the_next_feature_is_refused():
     bag = ParallelMixVocabEmbeddingBag(ROWS, COLUMNS)
     with pytest.raises(
         ValueError,
-        match=r"has 5 rows \(ids 0 to 4\), and feature 'feature_0', sample 1, holds id 5",
+        match=r"5 rows \(ids 0 to 4\).*feature 'feature_0', sample 1.*id 5",
     ):
         bag(torch.tensor([[0, 0, 0, 0], [5, 0, 0, 0]], device=device()))
         raise_deferred_id_errors(block=True)  # on a GPU what a check finds is raised later
@@ -110,15 +110,9 @@ def test_an_id_of_the_next_feature_is_refused():
 
 
 def test_what_cannot_be_built_says_why():
-    with pytest.raises(
-        ValueError, match=r"mode='min': a bag is pooled by one of \['sum', 'mean', 'max'\]"
-    ):
+    with pytest.raises(ValueError, match=r"mode='min'.*\['sum', 'mean', 'max'\]"):
         ParallelMixVocabEmbeddingBag(ROWS, COLUMNS, "min")
-    with pytest.raises(
-        ValueError, match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]"
-    ):
+    with pytest.raises(ValueError, match=r"features \[1\].*no.*embeddings_per_feat=\[5, 0\]"):
         ParallelMixVocabEmbeddingBag([5, 0], COLUMNS)
-    with pytest.raises(
-        ValueError, match=r"weight has 40 rows, the features have 41: \[5, 26, 1, 9\]"
-    ):
+    with pytest.raises(ValueError, match=r"40 rows.*41: \[5, 26, 1, 9\]"):
         ParallelMixVocabEmbeddingBag(ROWS, COLUMNS, weight=torch.zeros(40, COLUMNS))

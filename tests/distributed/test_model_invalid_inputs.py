@@ -12,7 +12,5 @@ from tutorec.distributed.model_parallel import DistributedModelParallel
 
 def test_a_class_in_the_place_of_a_sharder_is_refused() -> None:
     sharders = [EmbeddingBagCollectionSharder]
-    with pytest.raises(
-        TypeError, match="sharders holds the class EmbeddingBagCollectionSharder: pass objects"
-    ):
+    with pytest.raises(TypeError, match="class EmbeddingBagCollectionSharder: pass objects"):
         DistributedModelParallel(nn.Linear(1, 1), ShardingEnv.from_local(1, 0), sharders=sharders)  # pyright: ignore

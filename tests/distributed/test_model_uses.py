@@ -37,9 +37,7 @@ def shapes_only(rank: int, world_size: int) -> dict[str, Any]:
             for name, value in state.items()
         }
 
-    with pytest.raises(
-        ValueError, match=r"on the meta device: its tables .* device=torch.device\('cpu'\)"
-    ):
+    with pytest.raises(ValueError, match=r"tables.*device=torch.device\('cpu'\)"):
         ghost(*data(rank, 0))
     return {
         "same": sizes(model.state_dict()) == sizes(ghost.state_dict()),
@@ -58,15 +56,11 @@ def test_on_the_meta_device_a_model_has_the_shapes_of_the_real_one_and_looks_not
 def attributes(rank: int, world_size: int) -> dict[str, Any]:
     model, other = parallel(Model(), world_size), parallel(Model(seed=6), world_size)
     model(*data(rank, 0)).backward()
-    with pytest.raises(
-        AttributeError, match=r"has no 'sparse', the model inside has: write \.module\.sparse"
-    ):
+    with pytest.raises(AttributeError, match=r"no 'sparse'.*write \.module\.sparse"):
         _ = model.sparse
     with pytest.raises(AttributeError, match="no attribute 'spares'"):
         _ = model.spares
-    with pytest.raises(
-        AttributeError, match=r"get_model_state_dict asks for it, call state_dict\(\)"
-    ):
+    with pytest.raises(AttributeError, match=r"get_model_state_dict.*call state_dict\(\)"):
         get_model_state_dict(model)
     other.load_state_dict(model.state_dict())
     pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
@@ -192,7 +186,7 @@ def compiled(rank: int, world_size: int) -> dict[str, bool]:
     sharded = shard(collection())
     alone = torch.compile(sharded, backend="eager")(batch(rank, 3))
     torch._dynamo.reset()
-    with pytest.raises(Exception, match=r"a sharded collection .* compile the dense layers alone"):
+    with pytest.raises(Exception, match="compile the dense layers"):
         torch.compile(sharded, backend="eager", fullgraph=True)(batch(rank, 3))
     return {
         "trained": all(torch.equal(one, other) for one, other in trained),

@@ -333,19 +333,13 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_with_its_file(tmp_path):
     entry = stored(
         tmp_path, parameter_sharding(ShardingType.ROW_WISE, PIECES[ShardingType.ROW_WISE], "cpu", 2)
     )
-    with pytest.raises(
-        ValueError, match=r"plan\.json: table 't' is row_wise, which is a range of rows on each"
-    ):
+    with pytest.raises(ValueError, match=r"plan\.json: table 't'.*row_wise.* range of rows"):
         place(entry, 8, 4)
-    with pytest.raises(
-        ValueError, match=r"plan\.json: the plan says nothing about table 'u'; it names \['t'\]"
-    ):
+    with pytest.raises(ValueError, match=r"plan\.json.*nothing.*table 'u'.*\['t'\]"):
         check_plan_covers(["t", "u"], {"t": entry})
-    with pytest.raises(
-        ValueError, match=r"plan\.json: the plan names table 't', which the module does not have"
-    ):
+    with pytest.raises(ValueError, match=r"plan\.json: .*table 't'.* does not have"):
         check_plan_covers([], {"t": entry})
-    with pytest.raises(ValueError, match=r"^the plan was made for a table 't' of 8 x 4"):
+    with pytest.raises(ValueError, match=r"table 't'.*8 x 4"):
         place(table_wise_sharding((8, 4), 0, "cpu"), 8, 5)
 
 
@@ -370,7 +364,5 @@ def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
         assert torch.equal(sharded(batch).wait().values(), ebc(batch).values())
     # A replicated table has no shards to compare with: its rows and columns are kept beside.
     grown = [replace(tables[0], num_embeddings=9), tables[1]]
-    with pytest.raises(
-        ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* has 9 x 4"
-    ):
+    with pytest.raises(ValueError, match=r"plan\.json.*table 'small'.*8 x 4.*9 x 4"):
         sharder.shard(EmbeddingBagCollection(grown), plan, env)

@@ -333,7 +333,7 @@ def test_missing_features_and_weights_are_named():
     module = sharded(quantized, {one.name: table_wise(rank=0) for one in TABLES}, 2)
     with pytest.raises(
         KeyError,
-        match=r"no feature 'user', which table 'users' reads; its keys are \['item', 'seen'\]",
+        match=r"no feature 'user'.*table 'users'.*\['item', 'seen'\]",
     ):
         module(batch("item", "seen"))
     with pytest.raises(KeyError, match="feature 'user'"):
@@ -342,9 +342,9 @@ def test_missing_features_and_weights_are_named():
         module(3)
     _, weighted = bags([table("things", 5, 4, "item")], torch.int8, weighted=True)
     module = sharded(weighted, {"things": row_wise()}, 2)
-    with pytest.raises(ValueError, match="a weighted collection needs one weight per id"):
+    with pytest.raises(ValueError, match="needs one weight per id"):
         module(batch("item"))
-    with pytest.raises(ValueError, match="a weighted collection needs one weight per id"):
+    with pytest.raises(ValueError, match="needs one weight per id"):
         graph_of(module)(batch("item"))
 
 
@@ -356,7 +356,7 @@ def test_weights_that_nobody_asked_for_have_no_effect():
     )
     for word in (table_wise(rank=1), row_wise()):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
-        with pytest.warns(UserWarning, match=r"has weights, and the collection is not weighted"):
+        with pytest.warns(UserWarning, match=r"weights.* collection is not weighted"):
             same(module(heavy), module(features))
         same(module(heavy), module(features))  # said once
         same(graph_of(module)(heavy), module(features))
@@ -423,10 +423,7 @@ def test_state_that_does_not_fit_is_refused():
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         with pytest.raises(
             ValueError,
-            match=(
-                r"table 'things' holds packed rows, uint8 \[50, 32\], and the state .* "
-                r"torch\.float32"
-            ),
+            match=r"table 'things'.*uint8 \[50, 32\].*torch\.float32",
         ):
             module.load_state_dict(ebc.state_dict())
         with pytest.raises(RuntimeError, match=r"embedding_bags\.shops\.weight"):
@@ -626,7 +623,7 @@ def test_plans_that_cannot_be_carried_out_say_why(word, message):
     entry.compute_kernel = "quant"
     with pytest.raises(ValueError, match=message):
         shard(quantized, {"things": replace(entry, **word)}, ShardingEnv.from_local(1, 0))
-    with pytest.raises(ValueError, match="the plan says nothing about table 'things'"):
+    with pytest.raises(ValueError, match="nothing about table 'things'"):
         shard(quantized, {}, ShardingEnv.from_local(1, 0))
 
 
@@ -637,7 +634,7 @@ def test_environments_and_devices_that_cannot_serve_say_why():
     )
     assert plan["things"].compute_kernel == "quant"
     sharder = QuantEmbeddingBagCollectionSharder()
-    with pytest.raises(ValueError, match="served from 'cpu' or 'cuda', not from 'meta'"):
+    with pytest.raises(ValueError, match=r"'cpu'.*'cuda', not.*'meta'"):
         sharder.shard(quantized, plan, ShardingEnv.from_local(1, 0), torch.device("meta"))
 
 
@@ -645,6 +642,6 @@ def test_environments_and_devices_that_cannot_serve_say_why():
 def test_gpus_that_are_not_there_are_named():
     with pytest.raises(
         ValueError,
-        match=r"2 devices from cuda:0 to cuda:1 are requested, and this process sees 0 GPUs",
+        match=r"2 devices.*cuda:0 to cuda:1.*0 GPUs",
     ):
         serving_devices("cuda", 2)

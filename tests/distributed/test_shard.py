@@ -88,22 +88,18 @@ def test_ranks_shard_together(ranks):
 
 def test_what_cannot_be_sharded_says_why():
     ebc = EmbeddingBagCollection(TABLES)
-    with pytest.raises(ValueError, match="there is no sharder for a Linear: pass sharder="):
+    with pytest.raises(ValueError, match=r"no.*Linear: pass sharder="):
         shard(nn.Linear(1, 1), table_wise(rank=0), ALONE)
-    with pytest.raises(ValueError, match="shard needs a process group, and none has been started"):
+    with pytest.raises(ValueError, match="shard needs a process group"):
         shard(ebc, table_wise(rank=0))
-    with pytest.raises(
-        ValueError, match="shard_modules needs a process group, and none has been started"
-    ):
+    with pytest.raises(ValueError, match="shard_modules needs a process group"):
         shard_modules(nn.Sequential(ebc))
-    with pytest.raises(
-        ValueError, match="the plan names module 'no', which the model does not have"
-    ):
+    with pytest.raises(ValueError, match=r"module 'no'.* does not have"):
         plan = construct_module_sharding_plan(
             ebc, {"item": table_wise(0), "user": table_wise(0)}, world_size=1
         )
         shard_modules(nn.Sequential(ebc), ALONE, plan=ShardingPlan({"no": plan}))
-    with pytest.raises(TypeError, match=r"tables \['item'\] have generators such as table_wise"):
+    with pytest.raises(TypeError, match=r"tables \['item'\].*table_wise"):
         shard(
             ebc,
             {"item": table_wise(0), "user": plan["user"]},

@@ -296,16 +296,14 @@ def test_pieces_that_do_not_fit_their_type_are_refused(kind, shards, message):
 def test_a_replicated_table_with_shards_is_refused():
     sharding = entry(ShardingType.TABLE_WISE, table_wise_shards(8, 4, 0))
     sharding.sharding_type = "data_parallel"
-    with pytest.raises(ValueError, match="and the plan lists shards; leave sharding_spec=None"):
+    with pytest.raises(ValueError, match="shards; leave sharding_spec=None"):
         checked_shards("t", (8, 4), sharding, world_size=1, local_size=1)
 
 
 def test_ranks_that_are_not_those_of_the_shards_are_refused():
     sharding = entry(ShardingType.TABLE_WISE, table_wise_shards(8, 4, 0))
     sharding.ranks = [1]
-    with pytest.raises(
-        ValueError, match=r"names ranks \[1\] for table 't', and places its shards on ranks \[0\]"
-    ):
+    with pytest.raises(ValueError, match=r"ranks \[1\].*table 't'.*ranks \[0\]"):
         checked_shards("t", (8, 4), sharding, world_size=2, local_size=2)
     sharding.ranks = None
     assert len(checked_shards("t", (8, 4), sharding, world_size=2, local_size=2)) == 1
@@ -313,9 +311,7 @@ def test_ranks_that_are_not_those_of_the_shards_are_refused():
 
 def test_hosts_of_unequal_size_are_refused_where_a_type_needs_hosts():
     rows = entry(ShardingType.TABLE_ROW_WISE, row_wise_shards(8, 4, [0, 1]))
-    with pytest.raises(
-        ValueError, match="hosts of as many ranks each, and 3 ranks are not a multiple of 2"
-    ):
+    with pytest.raises(ValueError, match=r"3 ranks.* multiple of 2"):
         checked_shards("t", (8, 4), rows, world_size=3, local_size=2)
     columns = entry(ShardingType.COLUMN_WISE, column_wise_shards(8, [2, 2], [0, 2]))
     assert len(checked_shards("t", (8, 4), columns, world_size=3, local_size=2)) == 2

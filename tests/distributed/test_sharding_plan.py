@@ -91,7 +91,7 @@ def test_kernel_of_a_hand_written_plan_is_fused_and_both_spellings_are_accepted(
     }
     assert plan["product_table"].ranks == [1]
     assert EmbeddingComputeKernel("batched_fused") is EmbeddingComputeKernel.FUSED
-    with pytest.raises(ValueError, match="'quick' is unknown: use one of dense, fused, "):
+    with pytest.raises(ValueError, match=r"'quick' is unknown.*dense, fused"):
         table_wise(0, compute_kernel="quick")
 
 
@@ -125,10 +125,7 @@ def test_words_that_do_not_fit_the_module_are_refused(words, message):
 def test_module_without_a_sharder_is_refused():
     with pytest.raises(
         ValueError,
-        match=(
-            r"no sharder for a Linear: .* a module of EmbeddingBagCollection, "
-            r"EmbeddingCollection, Fused"
-        ),
+        match=r"no.*Linear:.*EmbeddingBagCollection, EmbeddingCollection, Fused",
     ):
         construct_module_sharding_plan(nn.Linear(2, 2), {})
 
@@ -337,15 +334,13 @@ def test_words_that_cannot_be_carried_out_say_what_would_do(word, message):
 
 
 def test_hosts_need_a_world_of_whole_hosts():
-    with pytest.raises(ValueError, match="3 ranks cannot be divided into hosts of 2 ranks"):
+    with pytest.raises(ValueError, match=r"3 ranks cannot.*2 ranks"):
         documents_plan(table_row_wise(0), world_size=3, local_size=2)
 
 
 @pytest.mark.parametrize("given", [{}, {"host_index": 0, "ranks": [0]}])
 def test_table_column_wise_wants_a_host_or_ranks(given):
-    with pytest.raises(
-        ValueError, match=r"takes a host or ranks of one.*table_column_wise\(host_index=0\)"
-    ):
+    with pytest.raises(ValueError, match=r"ranks of one.*table_column_wise\(host_index=0\)"):
         table_column_wise(**given)
 
 
@@ -388,16 +383,14 @@ def test_words_that_stand_in_no_dict_are_refused_with_one_that_would_do(words):
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
     with pytest.raises(
         TypeError,
-        match=r"got .*: \{'t': row_wise\(\), \.\.\.\}, or apply_to_all\(module, row_wise\(\)\)",
+        match=r": \{'t': row_wise\(\).*apply_to_all\(module, row_wise\(\)\)",
     ):
         construct_module_sharding_plan(ebc, words, world_size=2)
 
 
 def test_a_word_for_all_tables_is_a_word():
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
-    with pytest.raises(
-        TypeError, match="every table is given row_wise, which is not called: pass table_wise"
-    ):
+    with pytest.raises(TypeError, match=r"row_wise.*not.*pass table_wise"):
         apply_to_all(ebc, row_wise)
 
 

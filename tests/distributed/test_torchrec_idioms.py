@@ -137,7 +137,7 @@ def test_neutral_settings_of_torchrec_are_accepted():
     assert spec == optimizer_spec({"learning_rate": 0.5})
     with pytest.raises(
         ValueError,
-        match=r"output_dtype=FP16 is not what rows leave sharded tables in, DataType\.FP32",
+        match=r"output_dtype=FP16.*not.*DataType\.FP32",
     ):
         optimizer_spec({"output_dtype": DataType.FP16})
 
@@ -206,7 +206,7 @@ def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
     ).to(serving(2))
     with pytest.warns(
         UserWarning,
-        match=r"tables \['t0', 't1'\] were sharded on the meta device and are all zeros",
+        match=r"tables \['t0', 't1'\]",
     ):
         assert not sharded(ids).values().any()
     sharded.load_state_dict(served.state_dict())
@@ -257,7 +257,7 @@ def initialized_again(
         for held in sharded.local_shards():
             rows[held.table.name].append(held.rows[0].detach().cpu().clone())
         sharded.reset_parameters()
-    with pytest.raises(TypeError, match="can be neither copied nor pickled"):
+    with pytest.raises(TypeError, match="neither copied nor pickled"):
         model.copy(device())
     types = {name: entry.sharding_type for name, entry in sharded.module_sharding_plan.items()}
     return types, rows
@@ -277,7 +277,7 @@ def test_small_signatures_are_torchrecs():
     assert sharder.storage_usage(weight, "cpu", "fused") == {"ddr": 128}
     assert sharder.storage_usage(weight, "cuda", "fused") == {"hbm": 128}
     assert ShardingEnv(2, 1, None, False).rank == 1
-    with pytest.raises(ValueError, match="output_dtensor=True: state dicts hold ShardedTensors"):
+    with pytest.raises(ValueError, match=r"output_dtensor=True.*ShardedTensors"):
         ShardingEnv(2, 1, output_dtensor=True)
 
 

@@ -59,7 +59,7 @@ def test_nothing_crosses_where_all_ranks_share_a_host(ranks):
 
 
 def test_merging_traffic_of_other_hosts_is_refused():
-    with pytest.raises(ValueError, match="counted with 2 and 4 ranks per host cannot be merged"):
+    with pytest.raises(ValueError, match=r"2.*4 ranks.*cannot"):
         Traffic.merge([Traffic(local_size=4), Traffic(local_size=2)])
 
 

@@ -92,9 +92,7 @@ def test_number_formats_become_fbgemms():
 
 
 def test_what_has_no_fused_form_or_is_none_is_refused():
-    with pytest.raises(
-        ValueError, match=r"Cannot cast .*RMSprop.* to an EmbOptimType; use one of SGD, Adagrad"
-    ):
+    with pytest.raises(ValueError, match=r"RMSprop.*EmbOptimType.*SGD, Adagrad"):
         optimizer_type_to_emb_opt_type(torch.optim.RMSprop)
     with pytest.raises(AssertionError, match="nothing here"):
         none_throws(None, "nothing here")

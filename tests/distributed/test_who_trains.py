@@ -413,7 +413,7 @@ def test_a_sharded_collection_needs_no_model_around_it_to_be_told_of() -> None:
     sharder = EmbeddingBagCollectionSharder({"learning_rate": RATE})
     plan = construct_module_sharding_plan(tables, {"t": table_wise(0)}, sharder, 1, 1)
     sharded = sharder.shard(tables, plan, ShardingEnv.from_local(1, 0))
-    with pytest.warns(UserWarning, match=r"SGD moves nothing of parameter 'embedding_bags\.t"):
+    with pytest.warns(UserWarning, match=r"SGD.*nothing.*parameter 'embedding_bags\.t"):
         torch.optim.SGD(sharded.parameters(), lr=0.1).step()
 
 
@@ -442,6 +442,6 @@ def test_an_unsharded_table_with_an_optimizer_in_backward_is_told_of_as_well() -
     apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": RATE})
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
     model(BATCH).sum().backward()
-    with pytest.warns(UserWarning, match=r"Adam moves nothing of a parameter of shape \[6, 4\]"):
+    with pytest.warns(UserWarning, match=r"nothing.*shape \[6, 4\]"):
         adam.step()
     adam.step()

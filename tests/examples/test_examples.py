@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
 def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> None:
     options = parser("x", "y").parse_args(["--batch-size", "10"])
     group: Any = SimpleNamespace(size=lambda: 4)
-    with pytest.raises(ValueError, match="--batch-size 10: 4 ranks share it unevenly; try 12"):
+    with pytest.raises(ValueError, match=r"10: 4 ranks.*12"):
         samples_of_rank(options, group)
     assert samples_of_rank(argparse.Namespace(batch_size=12), group) == 3
 

@@ -64,7 +64,7 @@ def test_the_traced_graph_holds_the_modules_own_parameters():
 
 @pytest.mark.parametrize("names", ["EmbeddingBagCollection", [EmbeddingBagCollection], [3]])
 def test_leaf_modules_that_are_no_names_are_refused(names):
-    with pytest.raises(TypeError, match="a list of class names is wanted, as in"):
+    with pytest.raises(TypeError, match="list of class names"):
         Tracer(leaf_modules=names)
 
 
@@ -143,7 +143,7 @@ def test_a_module_that_is_no_submodule_is_traced_through():
 def test_a_leaf_that_is_no_submodule_is_refused_by_name():
     with pytest.raises(
         ValueError,
-        match=r"a Inner is called that is not a submodule of the traced Hidden.*leaf_modules",
+        match=r"Inner.*not.*Hidden.*leaf_modules",
     ):
         symbolic_trace(Hidden(), leaf_modules=["Inner"])
 

@@ -209,7 +209,7 @@ def test_an_answer_without_a_text_form_ends_with_its_dtype(loader: Path, tmp_pat
     request = {"x": torch.ones(2)}
     scripted = script_model(with_tensor_inputs(ComplexNumbers(), [request["x"]]))
     save_scripted(scripted, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="the answer is ComplexFloat, and an answer holds int64"):
+    with pytest.raises(ValueError, match=r"ComplexFloat.*int64"):
         score_with_loader(tmp_path / "model.pt", request, loader)
 
 
@@ -221,9 +221,7 @@ def test_an_id_that_is_no_row_ends_with_a_message(loader: Path, served, tmp_path
     (tmp_path / "request.txt").write_text(
         f"{name}{header}{numbers.partition(chr(10))[0]}\n{int(ids) + 10**6} {rest}"
     )
-    with pytest.raises(
-        ValueError, match=r"calling the model: .*Error: table 'item_table' has 30 .* holds id 1000"
-    ):
+    with pytest.raises(ValueError, match=r"Error: table 'item_table'.*30.*id 1000"):
         score_with_loader(served[0], tmp_path / "request.txt", loader)
 
 
@@ -356,9 +354,7 @@ def test_a_loader_is_built_where_only_its_user_writes(
 def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cpp_loader, "missing_tools", lambda: None)
-    with pytest.raises(
-        BackendError, match=r"the C\+\+ loader's folder cannot be created: .*TUTOREC_CACHE"
-    ):
+    with pytest.raises(BackendError, match=r"cannot be created:.*TUTOREC_CACHE"):
         build_loader(tmp_path / "file" / "below" / "loader")
 
 

@@ -154,7 +154,7 @@ def test_examples_that_would_fix_a_size_are_refused():
         lengths=torch.tensor([1, 1, 1]),
         stride_per_key_per_rank=[[1], [2]],
     )
-    with pytest.raises(ValueError, match="differ in their number of samples"):
+    with pytest.raises(ValueError, match=r"differ.* number of samples"):
         export_model(model, [variable])
 
 
@@ -162,9 +162,9 @@ def test_files_that_hold_no_program_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"No such file.*none\.pt2"):
         load_exported(tmp_path / "none.pt2")
     (tmp_path / "bad.pt2").write_bytes(b"PK\x03\x04 no model")
-    with pytest.raises(ValueError, match=r"bad\.pt2' is damaged, cut or not a model"):
+    with pytest.raises(ValueError, match=r"bad\.pt2' is damaged.*not"):
         load_exported(tmp_path / "bad.pt2")
     with zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
         other.writestr("other/note", "no model")
-    with pytest.raises(ValueError, match=r"other\.pt2' holds no exported program"):
+    with pytest.raises(ValueError, match=r"other\.pt2' holds no"):
         load_exported(tmp_path / "other.pt2")

@@ -269,7 +269,7 @@ def test_a_request_that_is_no_batch_is_refused_before_the_lookup(values, lengths
 def test_weights_that_are_no_batchs_are_refused():
     with pytest.raises(ValueError, match="there are 3 weights for 1 values"):
         check_lists(["a"], torch.ones(1), torch.ones(1), torch.ones(3))
-    with pytest.raises(ValueError, match=r"1 weights are complex .* real part: weights.real"):
+    with pytest.raises(ValueError, match=r"1 weights.*weights.real"):
         check_lists(["a"], torch.ones(1), torch.ones(1), torch.ones(1) * 1j)
 
 
@@ -279,12 +279,10 @@ def test_requests_of_other_batches_are_refused():
     swapped = features.permute([1, 0, 2, 3])
     with pytest.raises(
         ValueError,
-        match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and the given",
+        match=r"batch of \['item', 'clicked', 'user', 'shop'\]",
     ):
         request_of(served, dense, swapped)
-    with pytest.raises(
-        ValueError, match=r"served with 3 tensors \['dense_features', 'values', 'lengths'\].*hold 4"
-    ):
+    with pytest.raises(ValueError, match=r"3.*\['dense_features', 'values', 'lengths'\].*hold 4"):
         request_of(served, dense, batch(2, weighted=True))
     with pytest.raises(ValueError, match="hold 1"):
         request_of(served, dense)
@@ -310,11 +308,9 @@ class Answers(nn.Module):
 
 
 def test_what_cannot_be_served_is_refused():
-    with pytest.raises(TypeError, match="the model returns a dict, not a tensor or a KeyedTensor"):
+    with pytest.raises(TypeError, match=r"not.*KeyedTensor"):
         with_tensor_inputs(Answers(), [batch(1)])
-    with pytest.raises(
-        ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"
-    ):
+    with pytest.raises(ValueError, match=r"Answers.forward.*\['features'\].*2 inputs"):
         with_tensor_inputs(Answers(), [batch(1), batch(1)])
     with pytest.raises(ValueError, match="and the example has 1 inputs"):
         with_tensor_inputs(Two(), [batch(1)])
@@ -324,9 +320,7 @@ def test_what_cannot_be_served_is_refused():
         lengths=torch.tensor([1, 1, 1]),
         stride_per_key_per_rank=[[1], [2]],
     )
-    with pytest.raises(
-        ValueError, match="input 'features' has a number of samples for each feature"
-    ):
+    with pytest.raises(ValueError, match="input 'features'"):
         with_tensor_inputs(Answers(), [variable])
 
 
@@ -368,7 +362,7 @@ def test_tensors_come_back_from_their_text_bit_for_bit():
     ],
 )
 def test_text_that_is_no_tensor_is_refused(text: str, words: str):
-    with pytest.raises(ValueError, match="not the text of a tensor.*" + words):
+    with pytest.raises(ValueError, match=r"not the text of a tensor.*" + words):
         tensors_from_text(text)
 
 
@@ -377,7 +371,7 @@ def test_text_that_is_no_tensor_is_refused(text: str, words: str):
 )
 def test_tensors_without_a_text_form_are_refused(tensors):
     with pytest.raises(
-        ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no space"
+        ValueError, match=r"request holds \['int64', 'int32', 'float32', 'float64'\] and no"
     ):
         tensors_to_text(tensors)
 
@@ -416,5 +410,5 @@ def test_files_that_hold_no_scripted_model_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"No such file.*none\.pt"):
         load_scripted(tmp_path / "none.pt")
     (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 no model")
-    with pytest.raises(ValueError, match=r"bad\.pt' is damaged, cut or not a model"):
+    with pytest.raises(ValueError, match=r"bad\.pt' is damaged.*not"):
         load_scripted(tmp_path / "bad.pt")

@@ -116,11 +116,11 @@ def test_gpus_pay_for_the_way_to_them():
 
 
 def test_models_without_quantized_tables_and_devices_that_are_not_there_are_named():
-    with pytest.raises(ValueError, match=r"Linear is not quantized: tutorec\.quantize\(model\)"):
+    with pytest.raises(ValueError, match=r"not quantized: tutorec\.quantize\(model\)"):
         shard_quant_model(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="served from 'cpu' or 'cuda', not from 'meta'"):
+    with pytest.raises(ValueError, match=r"'cpu'.*'cuda', not.*'meta'"):
         shard_quant_model(Model(), sharding_device="meta")
-    with pytest.raises(ValueError, match="world_size=0 must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match=r"world_size=0.*least 1"):
         shard_quant_model(Model(), world_size=0)
 
 

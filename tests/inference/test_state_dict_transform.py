@@ -69,5 +69,5 @@ def test_the_gathered_state_is_the_whole_state(ranks):
 
 
 def test_a_name_that_the_state_lacks_is_an_error_before_anything_is_sent():
-    with pytest.raises(KeyError, match=r"the state lacks \['bias'\]; it has \['weight'\]"):
+    with pytest.raises(KeyError, match=r"\['bias'\].*\['weight'\]"):
         state_dict_gather({"weight": torch.ones(1, 2)}, nn.Linear(2, 1).state_dict())

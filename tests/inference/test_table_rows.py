@@ -68,7 +68,7 @@ def test_pruned_tables_keep_their_first_rows(way):
         ["item", "user"], torch.arange(6).repeat(2), lengths=torch.ones(12, dtype=torch.int64)
     )
     assert torch.allclose(quantized["bags"](one_each)["item"], first, atol=2e-3)
-    with pytest.raises(ValueError, match=r"table 'item' has 6 rows .* holds id 6"):
+    with pytest.raises(ValueError, match=r"table 'item'.*6 rows.*id 6"):
         quantized["bags"](
             KeyedJaggedTensor(["item", "user"], torch.tensor([6]), lengths=torch.tensor([1, 0]))
         )
@@ -86,12 +86,12 @@ def test_rows_that_cannot_be_left_are_named_and_nothing_is_noted():
     for left in (0, 11):
         with pytest.raises(
             ValueError,
-            match=r"rows that are left of table 'user'=.* must be a whole number, 1 to 10",
+            match=r"table 'user'=.*1 to 10",
         ):
             set_pruning_data(model, {"item": 3, "user": left})
     with pytest.raises(
         KeyError,
-        match=r"no tables \['shop'\] in float collections; the tables are \['item', 'user'\]",
+        match=r"no tables \['shop'\].*\['item', 'user'\]",
     ):
         set_pruning_data(model, {"shop": 3})
     with pytest.raises(KeyError, match=r"no tables \['item'\]"):
@@ -114,7 +114,7 @@ def test_mappings_of_other_things_are_named():
     model = nn.Sequential(bags(), nn.Linear(2, 2))
     before = model[0].embedding_bags["item"].weight.detach().clone()
     for mapping in ({}, {torch.typename(EmbeddingCollection): QuantBags}):
-        with pytest.raises(ValueError, match="no module's class is in quantization_mapping"):
+        with pytest.raises(ValueError, match=r"no.*quantization_mapping"):
             quantize_inference_model(model, quantization_mapping=mapping)
     assert torch.equal(model[0].embedding_bags["item"].weight, before)
     found = quantize_inference_model(
@@ -124,5 +124,5 @@ def test_mappings_of_other_things_are_named():
 
 
 def test_a_model_is_saved_where_there_is_a_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere' to write 'model.pt' to"):
+    with pytest.raises(FileNotFoundError, match=r"no.*nowhere'.*write 'model.pt'"):
         save_scripted(script_model(nn.Linear(2, 2).eval()), tmp_path / "nowhere" / "model.pt")

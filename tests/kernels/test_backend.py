@@ -244,15 +244,13 @@ def test_fbgemm_demanded_and_not_to_be_had_raises_with_the_line(linux: None):
         match=r"fbgemm is not installed; this would help: pip install \"fbgemm-gpu-cpu==1.8",
     ):
         choose(wheels(), override="fbgemm", torch_cuda=None)
-    with pytest.raises(
-        BackendError, match=r"1\.7\.0 belongs to torch 2\.12, not to torch 2\.13\.0"
-    ):
+    with pytest.raises(BackendError, match=r"1\.7\.0.*2\.12, not.*2\.13\.0"):
         choose(wheels(cpu="1.7.0"), override="fbgemm", torch_cuda=None)
 
 
 def test_unknown_backend_is_refused_with_the_three_words():
     with pytest.raises(
-        ValueError, match=r"TUTOREC_BACKEND='tpu' names no backend: use 'auto'.*'torch' or 'fbgemm'"
+        ValueError, match=r"TUTOREC_BACKEND='tpu'.*no.*use 'auto'.*'torch'.*'fbgemm'"
     ):
         choose(wheels(), override="tpu", torch_cuda=None)
 

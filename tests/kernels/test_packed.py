@@ -227,7 +227,7 @@ def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling)
         ids, lengths = some_batch(model.op, 4)
         for wrong in (-1, 100):
             ids[0] = wrong
-            with pytest.raises(RuntimeError, match="an id is not a row of the table"):
+            with pytest.raises(RuntimeError, match="not a row of the table"):
                 module(ids, lengths)
 
 
@@ -443,7 +443,7 @@ def test_a_batch_that_would_be_read_beyond_its_end_is_refused(name):
         (ids, offsets, torch.ones(3, 1)),
         (ids.float(), offsets, None),
     ):
-        with pytest.raises(ValueError, match=r"\['item'\]: .* are not a batch of 2 features"):
+        with pytest.raises(ValueError, match=r"\['item'\]:.*not.*2 features"):
             op(*wrong)
 
 

@@ -503,7 +503,7 @@ def test_a_rule_that_fbgemm_has_no_cuda_kernel_for_runs_in_torch_there(monkeypat
 @needs_fbgemm
 @pytest.mark.parametrize("name", ["fbgemm", CUDA_ADAPTER, CUDA_FORM])
 def test_fbgemm_operator_stays_on_its_kind_of_device(name: str):
-    with pytest.raises(ValueError, match=r"fbgemm\.sgd and cannot move to meta"):
+    with pytest.raises(ValueError, match=r"fbgemm\.sgd and cannot"):
         build(one_table(), OptimizerSpec("sgd"), name).to("meta")
 
 
@@ -528,14 +528,14 @@ def test_default_weights_lie_within_one_over_the_root_of_rows(name: str):
 @every
 def test_bad_batches_are_refused_with_names_and_numbers(name: str):
     op = build(GroupSpec((TableSpec("item", 5, 4),), (0, 0)), RULES[1], name)
-    with pytest.raises(ValueError, match=r"4 offsets do not fit 2 features of tables \['item'\]"):
+    with pytest.raises(ValueError, match=r"4 offsets.*not.*2 features.*tables \['item'\]"):
         op(torch.tensor([1]), torch.tensor([0, 1, 1, 1]))
-    with pytest.raises(ValueError, match=r"ids of tables \['item'\] are torch.float32"):
+    with pytest.raises(ValueError, match=r"tables \['item'\].*torch.float32"):
         op(torch.tensor([1.0]), torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match=r"takes no weights"):
         op(torch.tensor([1]), torch.tensor([0, 1, 1]), torch.ones(1))
     weighted = build(one_table(weighted=True), RULES[1], name)
-    with pytest.raises(ValueError, match=r"takes weights, and the batch has none"):
+    with pytest.raises(ValueError, match=r"weights.* the batch has none"):
         weighted(torch.tensor([1]), torch.tensor([0, 1]))
     with pytest.raises((IndexError, RuntimeError), match=r"9"):
         build(one_table(), None, name)(torch.tensor([9]), torch.tensor([0, 1]))
@@ -567,15 +567,13 @@ def test_half_rows_are_rounded_once_after_gradients_are_summed(
 
 
 def test_bad_specs_are_refused_with_names_and_numbers():
-    with pytest.raises(ValueError, match=r"'item' has dtype torch.float64.*torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"'item'.*torch.float64.*torch.bfloat16"):
         TableSpec("item", 5, 4, torch.float64)
     with pytest.raises(ValueError, match=r"'lamb' has no fused kernel"):
         OptimizerSpec("lamb")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"beta2=1.0 must be at least 0 and less than 1"):
+    with pytest.raises(ValueError, match=r"beta2=1.0.*least 0.*1"):
         OptimizerSpec("adam", beta2=1.0)
-    with pytest.raises(
-        ValueError, match=r"beta1=0.5 is for adam and partial_rowwise_adam, not adagrad"
-    ):
+    with pytest.raises(ValueError, match=r"beta1=0.5.*partial_rowwise_adam, not"):
         OptimizerSpec("adagrad", beta1=0.5)
     with pytest.raises(ValueError, match=r"max_gradient=-1.0"):
         OptimizerSpec("sgd", max_gradient=-1.0)

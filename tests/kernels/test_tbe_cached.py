@@ -500,14 +500,12 @@ def test_what_cannot_be_stored_in_a_file_is_refused(rule, where, message):
 
 
 def test_a_missing_folder_and_a_full_disk_are_named(tmp_path):
-    with pytest.raises(
-        OSError, match=r"tables 'item' need 40 bytes in a folder that does not exist"
-    ):
+    with pytest.raises(OSError, match=r"'item'.*40 bytes.* not exist"):
         zeros_in_file(10, folder=str(tmp_path / "nowhere"), what="tables 'item'")
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         patch("os.posix_fallocate", side_effect=full),
-        pytest.raises(OSError, match=r"need 40 bytes in a folder whose disk has"),
+        pytest.raises(OSError, match=r"40 bytes.* whose disk has"),
     ):
         zeros_in_file(10, folder=str(tmp_path), what="tables 'item'")
     assert not list(tmp_path.iterdir())

@@ -111,9 +111,7 @@ def test_rows_written_over_newer_ones_in_the_cache_are_refused():
     weights = managed.table_weights()[0]
     step(managed, batch(1, False, "sum"))
     weights[3] = 1.0
-    with pytest.raises(
-        ValueError, match=r"rows of tables \['user', 'item', 'shop'\].*call flush\(\) before"
-    ):
+    with pytest.raises(ValueError, match=r"tables \['user', 'item', 'shop'\].*call flush\(\)"):
         managed(*batch(1, False, "sum"))
 
 
@@ -138,9 +136,7 @@ def test_a_backward_after_the_next_lookup_is_refused(between):
         managed.table_weights()[0].zero_()
     with torch.set_grad_enabled(between == "lookup"):
         managed(*batch(3, False, "sum"))
-    with pytest.raises(
-        RuntimeError, match=r"'user', 'item', 'shop'.* before this backward.*'fused_uvm'"
-    ):
+    with pytest.raises(RuntimeError, match=r"'user', 'item', 'shop'.*backward.*'fused_uvm'"):
         pooled.sum().backward()
 
 
@@ -177,7 +173,7 @@ def test_different_numbers_of_steps_are_refused():
     step(managed, batch(1, False, "sum"))
     managed.optimizer_state()[1]["step"].fill_(7)
     with pytest.raises(
-        ValueError, match=r"'user', 'item', 'shop'.* made \[1.0, 7.0, 1.0\] steps.*'fused_uvm'"
+        ValueError, match=r"'user', 'item', 'shop'.*\[1.0, 7.0, 1.0\] steps.*'fused_uvm'"
     ):
         managed(*batch(3, False, "sum"))
 

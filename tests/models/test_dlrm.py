@@ -191,7 +191,7 @@ def test_tables_of_different_widths_are_named() -> None:
 
 
 def test_a_dense_arch_of_another_width_is_named() -> None:
-    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=\[16, 4\] must end in 8"):
+    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=\[16, 4\].*8"):
         DLRM(_collection(8, 8), 4, [16, 4], [8, 1])
 
 
@@ -215,7 +215,7 @@ def test_interaction_of_other_vectors_than_its_features_is_refused(shape: tuple[
 
 def test_dense_rows_for_other_samples_than_the_ids_are_refused() -> None:
     batch = next(shop().batches(6))
-    with pytest.raises(ValueError, match=r"dense vectors are \[5, 8\] and the features.* \[6, "):
+    with pytest.raises(ValueError, match=r"\[5, 8\].* features.* \[6, "):
         _model()(batch.dense_features[:5], batch.sparse_features)
 
 
@@ -270,7 +270,7 @@ def test_other_interactions_train_trace_and_take_a_rank_without_samples(make) ->
     no_ids = KeyedJaggedTensor(batch.sparse_features.keys(), none, lengths=none)
     empty = Batch(torch.empty(0, batch.dense_features.shape[1]), no_ids, torch.empty(0))
     assert train(empty)[0].item() == 0
-    with pytest.raises(ValueError, match=r"dense vectors are \[5, 8\] and the features.* \[6, "):
+    with pytest.raises(ValueError, match=r"\[5, 8\].* features.* \[6, "):
         model(batch.dense_features[:5], batch.sparse_features)
 
 
@@ -287,9 +287,7 @@ def test_a_projection_is_all_inner_products_of_its_branches_vectors() -> None:
 
 
 def test_a_branch_that_ends_beside_a_multiple_of_the_width_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"interaction_branch2_layer_sizes=\[12\] must end in a multiple of 8"
-    ):
+    with pytest.raises(ValueError, match=r"interaction_branch2_layer_sizes=\[12\].*8"):
         _projected([12])
 
 

@@ -167,9 +167,9 @@ def test_batches_that_cannot_be_counted_are_trained_with() -> None:
 
 
 def test_labels_and_scores_that_would_spoil_a_metric_are_refused() -> None:
-    with pytest.raises(ValueError, match="auc: 1 of 2 labels are NaN, the first at sample 1"):
+    with pytest.raises(ValueError, match=r"auc: 1 of 2 labels.*NaN.* sample 1"):
         auc(torch.tensor([1.0, torch.nan]), torch.tensor([0.1, 0.2]))
-    with pytest.raises(ValueError, match="0 labels is nan; both classes are needed"):
+    with pytest.raises(ValueError, match=r"0 labels is nan.*both classes"):
         base_entropy(torch.zeros(0))
 
 
@@ -254,7 +254,7 @@ def test_ranks_that_look_for_different_things_are_told(
 
 
 def test_baselines_refuse_what_they_cannot_count() -> None:
-    with pytest.raises(ValueError, match="'item' holds ids from 0 to 19, and rows=3 counts 0 to 2"):
+    with pytest.raises(ValueError, match=r"'item'.*0 to 19.*rows=3.*0 to 2"):
         click_counts(STORE.batches(600), "item", 3)
     with pytest.raises(ValueError, match=r"smoothing=-5\.0 must be a finite number"):
         click_count_baseline(batches(2), batches(1), smoothing=-5.0)

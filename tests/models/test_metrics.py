@@ -37,7 +37,7 @@ def test_auc_keeps_scores_apart_that_float32_would_merge() -> None:
 
 @pytest.mark.parametrize("metric", [auc, normalized_entropy])
 def test_metrics_name_the_first_nan_and_unequal_lengths(metric) -> None:
-    with pytest.raises(ValueError, match="1 of 3 scores are NaN, the first at sample 1"):
+    with pytest.raises(ValueError, match=r"1 of 3 scores.*NaN.* sample 1"):
         metric(torch.tensor([0, 1, 1]), torch.tensor([0.5, math.nan, 0.2]))
     with pytest.raises(ValueError, match="2 labels and 3 scores"):
         metric(torch.tensor([0, 1]), torch.zeros(3))
@@ -64,7 +64,7 @@ def test_normalized_entropy_is_the_ratio_of_two_log_losses(
 
 
 def test_normalized_entropy_of_logits_says_sigmoid() -> None:
-    with pytest.raises(ValueError, match=r"run from -1 to 2, .* apply torch\.sigmoid"):
+    with pytest.raises(ValueError, match=r"-1 to 2, .* torch\.sigmoid"):
         normalized_entropy(torch.tensor([0, 1]), torch.tensor([-1.0, 2.0]))
 
 

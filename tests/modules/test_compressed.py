@@ -122,13 +122,11 @@ def test_a_bag_on_the_meta_device_is_filled_later(make) -> None:
 
 
 def test_bags_name_what_is_wrong(capsys) -> None:
-    with pytest.raises(ValueError, match="ids 0 to 8, got ids from 1 to 9"):
+    with pytest.raises(ValueError, match=r"ids 0 to 8.*1 to 9"):
         QREmbeddingBag(4, 3)(torch.tensor([[1, 9]]))
-    with pytest.raises(ValueError, match="ids 0 to 6, got ids from -1 to 2"):
+    with pytest.raises(ValueError, match=r"ids 0 to 6.*-1 to 2"):
         QREmbeddingBag(4, 3, 7)(torch.tensor([[-1, 2]]))
-    with pytest.raises(
-        ValueError, match=r"block_embedding_dim=8 .* embedding_dim=4; store from 1 to 4"
-    ):
+    with pytest.raises(ValueError, match=r"block_embedding_dim=8.*embedding_dim=4.*1 to 4"):
         BlockEmbeddingBag(10, 8, 4)
     QREmbeddingBag(4, 3, verbose=True)
     assert capsys.readouterr().out == "QREmbeddingBag: 24 parameters instead of 36\n"
@@ -257,7 +255,7 @@ def test_each_sample_of_a_variable_batch_gets_its_list() -> None:
     no_inverse = KeyedJaggedTensor(
         keys, values, lengths=lengths, stride_per_key_per_rank=[[2], [2], [1]]
     )
-    with pytest.raises(ValueError, match="features have different numbers of samples"):
+    with pytest.raises(ValueError, match="different numbers of samples"):
         module(no_inverse)
 
 
@@ -304,18 +302,16 @@ def test_hashed_ids_may_be_any_and_others_are_refused() -> None:
 
 def test_a_collection_names_what_is_wrong() -> None:
     one = [EmbeddingBagConfig(R, 4, "t", feature_names=["f"])]
-    with pytest.raises(KeyError, match=r"no tables \['u'\] to compress; they are \['t'\]"):
+    with pytest.raises(KeyError, match=r"no tables \['u'\].*\['t'\]"):
         CompressedEmbeddingBagCollection(one, {"u": QR()})
-    with pytest.raises(ValueError, match="table 't' has 4 columns, and Block stores 5"):
+    with pytest.raises(ValueError, match=r"table 't'.*4 columns.*Block.*5"):
         CompressedEmbeddingBagCollection(one, {"t": Block(5)})
     narrow = [EmbeddingBagConfig(R, 1, "t")]
-    with pytest.raises(
-        ValueError, match="table 't_quotient': embedding_dim must be a positive whole number, got 0"
-    ):
+    with pytest.raises(ValueError, match=r"table 't_quotient': embedding_dim.*0"):
         CompressedEmbeddingBagCollection(narrow, {"t": QR(operation="concatenate")})
-    with pytest.raises(ValueError, match="num_buckets=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"num_buckets=0 .* at least 1"):
         QR(0)
-    with pytest.raises(ValueError, match="operation='times'; there are multiply, add, concatenate"):
+    with pytest.raises(ValueError, match=r"operation='times'.*multiply, add, concatenate"):
         QR(4, "times")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows=5 and hashes=0"):
         Hash(5, 0)

@@ -88,7 +88,7 @@ def test_without_layers_the_output_is_the_input() -> None:
 
 
 def test_a_rank_and_a_number_of_experts_of_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="LowRankCrossNet: low_rank=0, and it must be at least 1"):
+    with pytest.raises(ValueError, match=r"LowRankCrossNet: low_rank=0.*least 1"):
         LowRankCrossNet(5, 1, low_rank=0)
     with pytest.raises(ValueError, match="LowRankMixtureCrossNet: num_experts=0"):
         LowRankMixtureCrossNet(5, 1, num_experts=0)

@@ -149,7 +149,7 @@ def test_widths_may_differ() -> None:
     with torch.no_grad():
         found = ec(batch())
     assert (found["f1"].values().shape, found["f2"].values().shape) == ((3, 3), (1, 8))
-    with pytest.raises(ValueError, match=r"no common embedding_dim: \{'a': 3, 'b': 8\}"):
+    with pytest.raises(ValueError, match=r"no.*embedding_dim: \{'a': 3, 'b': 8\}"):
         ec.embedding_dim()
     assert (
         EmbeddingCollection(two_tables()).embedding_dim(),
@@ -338,9 +338,7 @@ def test_without_checks_an_id_outside_its_table_is_still_an_error(name: str) -> 
 
 
 def test_a_missing_feature_is_named() -> None:
-    with pytest.raises(
-        KeyError, match=r"no feature 'f2', which table 't1' reads; its keys are \['f1'\]"
-    ):
+    with pytest.raises(KeyError, match=r"no feature 'f2'.*table 't1'.*\['f1'\]"):
         EmbeddingCollection(two_tables())(batch("f1"))
 
 

@@ -170,9 +170,7 @@ def test_inverse_indices_that_lack_a_feature_are_named() -> None:
         stride_per_key_per_rank=[[2]],
         inverse_indices=([], torch.zeros(0, 2).long()),
     )
-    with pytest.raises(
-        KeyError, match=r"inverse_indices lack the features \['f1'\]; they have \[\]"
-    ):
+    with pytest.raises(KeyError, match=r"inverse_indices.*features \['f1'\].*\[\]"):
         ec(features)
 
 

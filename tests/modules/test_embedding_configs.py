@@ -37,9 +37,7 @@ def test_poolings_are_spelled_as_kernels_spell_them() -> None:
     kinds = (PoolingType.SUM, PoolingType.MEAN, PoolingType.SQRTN)
     assert [pooling_type_to_str(kind) for kind in kinds] == ["sum", "mean", "sqrtn"]
     for wrong in (PoolingType.NONE, "SUM"):
-        with pytest.raises(
-            ValueError, match="pools nothing: a bag is pooled by SUM, MEAN or SQRTN"
-        ):
+        with pytest.raises(ValueError, match=r"pools nothing.*SUM, MEAN or SQRTN"):
             pooling_type_to_str(wrong)  # type: ignore[arg-type]
 
 
@@ -158,7 +156,7 @@ def test_two_results_of_one_name_are_refused_by_every_collection(kind: str) -> N
     features = {"a": ["f"], "b": ["f"], "c": ["f@b"]}
     with pytest.raises(
         ValueError,
-        match=r"keys occur twice: \['f@b'\] in \['f@a', 'f@b', 'f@b'\]; .* Tables \['b', 'c'\]",
+        match=r"\['f@b'\].*\['f@a', 'f@b', 'f@b'\];.*Tables \['b', 'c'\]",
     ):
         collection([config(8, 4, name, feature_names=names) for name, names in features.items()])
 
@@ -166,9 +164,7 @@ def test_two_results_of_one_name_are_refused_by_every_collection(kind: str) -> N
 @pytest.mark.parametrize("kind", [kind for kind in COLLECTIONS if kind != "mappings"])
 def test_one_config_is_not_a_list_of_tables(kind: str) -> None:
     config, collection = COLLECTIONS[kind]
-    with pytest.raises(
-        TypeError, match=r"a list of tables, got the config of 't'; write \[config\]"
-    ):
+    with pytest.raises(TypeError, match=r"config of 't'; write \[config\]"):
         collection(config(8, 4, "t"))
 
 
@@ -178,9 +174,7 @@ def test_an_init_fn_may_return_what_it_means() -> None:
         weight
     )
     assert bool((weight == 5.0).all())
-    with pytest.raises(
-        ValueError, match=r"table 't': init_fn returned shape \[2\] for a weight of shape \[3, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"table 't': init_fn.*\[2\].*\[3, 2\]"):
         EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.zeros(2)).init_weight(weight)
 
 

@@ -239,14 +239,12 @@ def test_an_id_outside_its_table_is_named_before_any_result(bad: int) -> None:
 def test_an_id_is_checked_against_every_table_of_its_feature() -> None:
     small = EmbeddingBagConfig(5, 4, "small", feature_names=["item"])
     batch = KeyedJaggedTensor(["item"], torch.tensor([7]), lengths=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"table 'small' has 5 rows.*holds id 7"):
+    with pytest.raises(ValueError, match=r"table 'small'.*5 rows.*holds id 7"):
         EmbeddingBagCollection([table(), small])(batch)
 
 
 def test_a_missing_feature_is_named() -> None:
-    with pytest.raises(
-        KeyError, match=r"no feature 'item', which table 't' reads; its keys are \['product'"
-    ):
+    with pytest.raises(KeyError, match=r"no feature 'item'.*table 't'.*\['product'"):
         EmbeddingBagCollection([table()])(documents_batch())
     with validation(False), pytest.raises(KeyError, match="no feature 'item'"):
         EmbeddingBagCollection([table()])(documents_batch())
@@ -276,7 +274,7 @@ def test_weights_for_a_collection_without_weights_are_not_used_and_named_once() 
     ):
         ebc = made()
         with pytest.warns(
-            UserWarning, match=r"EmbeddingBagCollection: the batch \(keys \['item'\]\) has weights"
+            UserWarning, match=r"EmbeddingBagCollection.*\['item'\]\) has weights"
         ) as said:
             found = [ebc(batch).values() for _ in range(3)]
         assert [str(one.message) for one in said] == [str(said[0].message)]
@@ -302,9 +300,7 @@ def test_a_batch_on_meta_is_refused_where_the_tables_are_not() -> None:
     bags, rows = [table()], [EmbeddingConfig(10, 4, "t", feature_names=["item"])]
     modules = [EmbeddingBagCollection(bags), EmbeddingCollection(rows)]
     for module in (*modules, *map(quantize, modules), CompressedEmbeddingBagCollection(bags, {})):
-        with pytest.raises(
-            ValueError, match=r"\(keys \['item'\]\) is on meta and the tables are on cpu: use one"
-        ):
+        with pytest.raises(ValueError, match=r"keys \['item'\]\) is on meta.* on cpu"):
             module(batch)
     meta = torch.device("meta")
     assert EmbeddingBagCollection(bags, device=meta)(batch).values().shape == (2, 4)
@@ -327,7 +323,7 @@ def test_inverse_indices_follow_the_results_as_in_torchrec() -> None:
     rows = reorder_inverse_indices(inverse, ["c", "a@t0", "b", "a@t1"])
     assert rows.tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 1], [0, 1, 1]]
     assert reorder_inverse_indices(None, ["a"]).numel() == 0
-    with pytest.raises(KeyError, match=r"lack the features \['d'\]; they have \['a', 'b', 'c'\]"):
+    with pytest.raises(KeyError, match=r"features \['d'\].*\['a', 'b', 'c'\]"):
         reorder_inverse_indices(inverse, ["d", "a"])
 
 

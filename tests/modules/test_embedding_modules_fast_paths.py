@@ -287,9 +287,7 @@ def test_a_variable_batch_without_inverse_indices_is_refused() -> None:
         lengths=torch.tensor([1, 1, 0]),
         stride_per_key_per_rank=[[1], [2]],
     )
-    with pytest.raises(
-        ValueError, match=r"numbers of samples, \{'item': 2, 'user': 1\}.*inverse_indices"
-    ):
+    with pytest.raises(ValueError, match=r"\{'item': 2, 'user': 1\}.*inverse_indices"):
         collection()(stored)
     inverse = (["item"], torch.tensor([[0, 1]]))
     lacking = KeyedJaggedTensor(
@@ -301,7 +299,7 @@ def test_a_variable_batch_without_inverse_indices_is_refused() -> None:
     )
     with (
         validation(False),
-        pytest.raises(KeyError, match=r"inverse_indices lack the features \['user'\]"),
+        pytest.raises(KeyError, match=r"inverse_indices.*features \['user'\]"),
     ):
         collection()(lacking)
 

@@ -144,13 +144,11 @@ def test_a_collection_is_returned_fused_on_the_device_that_is_asked_for() -> Non
 
 
 def test_what_cannot_be_fused_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"cannot fuse optimizer_type=.*RMSprop.*; use one of SGD, Adagrad"
-    ):
+    with pytest.raises(ValueError, match=r"cannot.*optimizer_type=.*RMSprop.*SGD, Adagrad"):
         FusedEmbeddingBagCollection(POOLED, torch.optim.RMSprop, {})
     with pytest.raises(
         NotImplementedError,
-        match=r"location=MANAGED_CACHING, and .*env=ShardingEnv.from_local\(1, 0\)",
+        match=r"location=MANAGED_CACHING.*env=ShardingEnv.from_local\(1, 0\)",
     ):
         FusedEmbeddingCollection(
             ROWS, torch.optim.SGD, {}, location=SimpleNamespace(name="MANAGED_CACHING")

@@ -295,12 +295,12 @@ def test_buckets_that_do_not_divide_the_rows_are_refused(max_rows: int, buckets:
 
 def test_more_appearances_than_the_sketch_counts_are_refused() -> None:
     GrowingManagedCollisionModule(100, admit_after=32_767)
-    with pytest.raises(ValueError, match=r"admit_after=32768: the sketch counts to 32,767"):
+    with pytest.raises(ValueError, match=r"admit_after=32768.*32,767"):
         GrowingManagedCollisionModule(100, admit_after=32_768)
 
 
 def test_a_shard_of_a_part_of_a_bucket_is_refused() -> None:
-    with pytest.raises(ValueError, match="rows 0 to 16 cut a bucket of 32 rows"):
+    with pytest.raises(ValueError, match=r"rows 0 to 16.*32 rows"):
         GrowingManagedCollisionModule(64, buckets=2).rebuild_with_output_id_range(
             (0, 16), [0, 16, 32, 48, 64]
         )
@@ -332,5 +332,5 @@ def test_a_sketch_is_never_too_low_and_seldom_too_high() -> None:
 def test_a_sketch_forgets_by_halves() -> None:
     sketch, id = FrequencySketch(16), torch.tensor([5])
     assert [int(sketch.add(id, torch.tensor([4]))) for _ in range(5)] == [4, 8, 12, 16, 12]
-    with pytest.raises(ValueError, match="power of two of counters in a row, got 12"):
+    with pytest.raises(ValueError, match=r"power of two.* got 12"):
         FrequencySketch(12)

@@ -139,9 +139,7 @@ def test_shards_hold_what_the_whole_mapping_holds(
 
 
 def test_cutting_a_bucket_names_the_rows_where_buckets_begin():
-    with pytest.raises(
-        ValueError, match=r"rows 0 to 9 of a shard are not whole buckets; .* \[0, 6, 12, 18, 24\]"
-    ):
+    with pytest.raises(ValueError, match=r"rows 0 to 9.*not.*\[0, 6, 12, 18, 24\]"):
         mapping(24, 4).rebuild_with_output_id_range((0, 9))
 
 
@@ -251,10 +249,10 @@ def test_a_state_is_loaded_into_training_and_into_inference_and_not_into_other_b
     served.load_state_dict({f"t.{name}": value for name, value in module.state_dict().items()})
     assert rows_of(served["t"], [5, 6, 7]) == rows
     assert served["t"]._hash_zch_metadata is None
-    with pytest.raises(ValueError, match="total_num_buckets=4, and this module has 2"):
+    with pytest.raises(ValueError, match=r"total_num_buckets=4.*2"):
         mapping(24, 2, "first").load_state_dict(module.state_dict())
     served["t"].reset_inference_mode()
-    with pytest.raises(ValueError, match="dropped the scores that SINGLE_TTL_EVICTION needs"):
+    with pytest.raises(ValueError, match=r"dropped.*SINGLE_TTL_EVICTION"):
         served["t"].reset_training_mode()
 
 

@@ -74,7 +74,5 @@ def test_hash_mapping_probes_no_further_than_its_part_of_the_rows():
 
 
 def test_another_method_is_refused():
-    with pytest.raises(
-        NotImplementedError, match="zch_method='' is not supported; use 'mpzch' or 'sort_zch'"
-    ):
+    with pytest.raises(NotImplementedError, match=r"zch_method=''.*not.*use 'mpzch'.*'sort_zch'"):
         build(True, "")

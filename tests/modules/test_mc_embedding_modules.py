@@ -187,7 +187,7 @@ def test_tables_and_mappings_of_different_configs_are_refused():
     mapping = MCHManagedCollisionModule(ROWS, torch.device("cpu"), LRU_EvictionPolicy(), 1)
     tables = [EmbeddingBagConfig(ROWS, COLUMNS, "t", feature_names=["item"])]
     others = [EmbeddingBagConfig(ROWS, COLUMNS + 1, "t", feature_names=["item"])]
-    with pytest.raises(ValueError, match="differ; build both from one list"):
+    with pytest.raises(ValueError, match=r"differ.* build both from one"):
         ManagedCollisionEmbeddingBagCollection(
             EmbeddingBagCollection(others), ManagedCollisionCollection({"t": mapping}, tables)
         )
@@ -209,5 +209,5 @@ def test_quantized_model_remaps_in_front_of_packed_rows(pooled: bool):
     )
     torch.testing.assert_close(values, close, rtol=0, atol=2 * ROWS**-0.5 / 255)
     assert values.unique(dim=0).shape[0] == 3
-    with pytest.raises(TypeError, match="are not trained and cannot be reset; call eval"):
+    with pytest.raises(TypeError, match=r"not trained.* call eval"):
         served.train()(batch(1, 2, 3))

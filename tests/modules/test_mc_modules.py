@@ -141,9 +141,7 @@ def test_state_of_other_segments_is_refused():
     stored = MCHManagedCollisionModule(8, CPU, policy, 1, output_segments=[0, 4, 8]).state_dict()
     part = {key: value[:4] if key.startswith("_mch") else value for key, value in stored.items()}
     MCHManagedCollisionModule(4, CPU, policy, 1, output_global_offset=4).load_state_dict(part)
-    with pytest.raises(
-        ValueError, match=r"rows 2 to 6 cannot be built from the stored segments \[0, 4, 8\]"
-    ):
+    with pytest.raises(ValueError, match=r"rows 2 to 6 cannot.*\[0, 4, 8\]"):
         MCHManagedCollisionModule(4, CPU, policy, 1, output_global_offset=2).load_state_dict(part)
 
 
@@ -258,37 +256,32 @@ def test_collection_refuses_tables_and_mappings_that_do_not_fit():
     tables, modules = two_tables()
     with pytest.raises(
         ValueError,
-        match=(
-            r"tables \['item_table', 'user_table'\] and managed collision modules "
-            r"\['item_table'\]"
-        ),
+        match=r"tables \['item_table', 'user_table'\].*modules \['item_table'\]",
     ):
         ManagedCollisionCollection({"item_table": modules["item_table"]}, tables)
     wrong = {**modules, "user_table": modules["item_table"]}
     with pytest.raises(
         ValueError,
-        match="table 'user_table' has 5 rows, and its managed collision module maps ids to 7",
+        match=r"table 'user_table'.*5 rows.*7",
     ):
         ManagedCollisionCollection(wrong, tables)
     shared = [tables[0], EmbeddingBagConfig(5, 4, "user_table", feature_names=["user", "item"])]
-    with pytest.raises(
-        ValueError, match="feature 'item' is looked up in tables 'item_table' and 'user_table'"
-    ):
+    with pytest.raises(ValueError, match=r"feature 'item'.*tables 'item_table'.*'user_table'"):
         ManagedCollisionCollection(modules, shared)
-    with pytest.raises(KeyError, match=r"lacks the features \['seen', 'user'\]; it has \['item'\]"):
+    with pytest.raises(KeyError, match=r"features \['seen', 'user'\].*\['item'\]"):
         ManagedCollisionCollection(modules, tables)(
             KeyedJaggedTensor(["item"], torch.tensor([1]), lengths=torch.ones(1).int())
         )
 
 
 def test_module_without_rows_or_interval_is_refused():
-    with pytest.raises(ValueError, match="zch_size=0, eviction_interval=1; both must be above 0"):
+    with pytest.raises(ValueError, match=r"zch_size=0, eviction_interval=1; both.*0"):
         MCHManagedCollisionModule(0, CPU, LFU_EvictionPolicy(), 1)
-    with pytest.raises(ValueError, match="1025 output segments, and there may be 1024"):
+    with pytest.raises(ValueError, match=r"1025 output segments.*1024"):
         MCHManagedCollisionModule(
             2000, CPU, LFU_EvictionPolicy(), 1, output_segments=[*range(1026)]
         )
-    with pytest.warns(UserWarning, match="mch_size and mch_hash_func have no effect"):
+    with pytest.warns(UserWarning, match=r"mch_size.*mch_hash_func.*no effect"):
         MCHManagedCollisionModule(3, CPU, LFU_EvictionPolicy(), 1, mch_size=4)
 
 
@@ -405,7 +398,7 @@ def test_a_loaded_state_with_an_id_twice_is_refused():
     state = module.state_dict()
     state["_mch_sorted_raw_ids"] = state["_mch_sorted_raw_ids"].clone()
     state["_mch_sorted_raw_ids"][1] = 7
-    with pytest.raises(ValueError, match="item: the loaded state gives id 7 more than one row"):
+    with pytest.raises(ValueError, match=r"item.* id 7 more than one row"):
         module.load_state_dict(state)
 
 

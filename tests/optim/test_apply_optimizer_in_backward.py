@@ -539,16 +539,12 @@ def test_what_cannot_be_applied_is_refused() -> None:
         )
     ebc = two_tables()
     apply_optimizer_in_backward(torch.optim.Adafactor, ebc.parameters(), {"lr": 1.0})
-    with pytest.raises(
-        TypeError, match="Adafactor does not treat each row by itself, and a table of 6 rows"
-    ):
+    with pytest.raises(TypeError, match=r"Adafactor.* each row.* table of 6 rows"):
         loss_of(ebc(batch()).values()).backward()
     ebc = two_tables()
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
     optimizer_of(ebc.embedding_bags["t1"]).param_groups[0]["params"] = []
-    with pytest.raises(
-        ValueError, match=r"SGD in backward no longer holds its table of shape \[6, 8\]"
-    ):
+    with pytest.raises(ValueError, match=r"SGD.* no longer holds.*\[6, 8\]"):
         loss_of(ebc(batch()).values()).backward()
 
 

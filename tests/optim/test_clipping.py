@@ -196,9 +196,7 @@ def test_bounds_that_cannot_be_are_refused(options: dict[str, Any], said: str) -
 def test_two_ways_to_other_ranks_are_one_too_many() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     inner = IdleOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
-    with pytest.raises(
-        ValueError, match="param_to_pgs and reduce_norm both say how to reach other ranks"
-    ):
+    with pytest.raises(ValueError, match="param_to_pgs and reduce_norm both"):
         GradientClippingOptimizer(
             inner,
             param_to_pgs={parameter: [object()]},

@@ -214,21 +214,19 @@ def test_names_that_are_not_there_say_why() -> None:
     assert (dict(grads), repr(grads)) == ({}, "{}")
     with pytest.raises(
         KeyError,
-        match=r"no gradient of 'embedding_bags.t1.weight' was seen: forward and backward both",
+        match=r"no gradient of 'embedding_bags.t1.weight'.*both",
     ):
         grads["embedding_bags.t1.weight"]
     with pytest.raises(
         KeyError,
-        match=r"'t1' is not a table that backward updates: \['embedding_bags.t1.weight'",
+        match=r"'t1'.*not.*\['embedding_bags.t1.weight'",
     ):
         grads["t1"]
 
 
 def test_where_there_is_nothing_to_watch_it_says_what_there_is() -> None:
     with (
-        pytest.raises(
-            ValueError, match=r"no table of this EmbeddingBagCollection is updated during backward"
-        ),
+        pytest.raises(ValueError, match=r"no table.*EmbeddingBagCollection.*backward"),
         debug_grads(bags()),
     ):
         pass

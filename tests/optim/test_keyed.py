@@ -133,9 +133,7 @@ def test_combined_optimizer_prefixes_names_and_shares_groups():
 
 def test_combining_two_optimizers_of_one_name_is_refused():
     layer = nn.Linear(2, 1)
-    with pytest.raises(
-        ValueError, match=r"Duplicate param key weight: .* give one of them a prefix"
-    ):
+    with pytest.raises(ValueError, match=r"key weight: .* a prefix"):
         CombinedOptimizer([adam(layer), adam(layer)])
 
 
@@ -144,9 +142,7 @@ def test_an_empty_combination_is_legitimate_and_an_empty_wrapper_explained():
     nothing.step()
     nothing.zero_grad()
     assert (repr(nothing), nothing.params, nothing.state_dict()) == ("", {}, {"state": {}})
-    with pytest.raises(
-        ValueError, match=r"no parameters to optimize: fused tables are updated during backward"
-    ):
+    with pytest.raises(ValueError, match=r"no parameters.* fused tables"):
         KeyedOptimizerWrapper({}, lambda params: torch.optim.SGD(params, lr=0.1))
 
 
@@ -156,24 +152,20 @@ def test_state_that_does_not_fit_is_refused_by_name():
     train(layer, optimizer)
     state = copy.deepcopy(optimizer.state_dict())
     bad = {"state": {**state["state"], "other": {}}}
-    with pytest.raises(
-        ValueError, match=r"parameter count: 2 vs 3: \[\] are here only, \['other'\] are in what"
-    ):
+    with pytest.raises(ValueError, match=r"2.*3: \[\].*\['other'\]"):
         optimizer.load_state_dict(bad)
     del state["state"]["bias"]
     with pytest.raises(ValueError, match=r"\['bias'\] are here only"):
         optimizer.load_state_dict(state)
     short = copy.deepcopy(optimizer.state_dict())
     short["state"]["weight"]["exp_avg"] = torch.zeros(3)
-    with pytest.raises(
-        ValueError, match=r"state 'weight / exp_avg' is \[1, 2\] here and \[3\] in what is loaded"
-    ):
+    with pytest.raises(ValueError, match=r"'weight / exp_avg'.*\[1, 2\].*\[3\]"):
         optimizer.load_state_dict(short)
 
 
 def test_parameters_outside_of_every_group_are_refused():
     weight = nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match="param_groups hold 0 parameters and params names 1"):
+    with pytest.raises(ValueError, match=r"param_groups.*0.*1"):
         KeyedOptimizer({"weight": weight}, {}, [{"params": []}])
 
 
@@ -392,7 +384,7 @@ def test_state_of_what_is_no_parameter_is_refused():
     one = torch.tensor([1.0])
     with pytest.raises(
         ValueError,
-        match=r"All state keys must be params. The following keys are not: \['stranger'\]",
+        match=r"keys are not: \['stranger'\]",
     ):
         KeyedOptimizer({"one": one}, {one: 1.0, "stranger": 2.0}, [{"params": [one]}])  # type: ignore[dict-item]
 
@@ -482,7 +474,7 @@ def test_a_combination_names_strangers_and_steps_its_closure_once():
     state["state"]["weight"] = state["state"]["a.weight"]
     with pytest.raises(
         ValueError,
-        match=r"Different parameter count: 2 vs 3: .*\['weight'\] are in what is loaded only",
+        match=r"2.*3:.*\['weight'\]",
     ):
         combined.load_state_dict(state)
     assert CombinedOptimizer.prepend_opt_key("", "key") == "key"

@@ -125,7 +125,7 @@ def test_sharding_takes_the_rate_of_now() -> None:
     spec = optimizer_spec_of_parameter("t", weight)
     assert spec is not None and spec.learning_rate == 0.125
     optimizer.param_groups[0]["lr"] = math.nan
-    with pytest.raises(ValueError, match=r"table 't': SGD in backward: the learning rate is nan"):
+    with pytest.raises(ValueError, match=r"'t': SGD.* learning rate is nan"):
         optimizer_spec_of_parameter("t", weight)
 
 
@@ -173,7 +173,7 @@ def test_bad_arguments_leave_every_parameter_as_it_is(
 def test_bad_parameters_leave_the_others_as_they_are() -> None:
     good, bad = two()
     bad.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"a parameter of shape \[3\] does not require grad"):
+    with pytest.raises(ValueError, match=r"\[3\] does not require grad"):
         apply_optimizer_in_backward(torch.optim.SGD, [good, bad], {"lr": 0.1})
     assert not hasattr(good, "_in_backward_optimizers")
 
@@ -204,11 +204,9 @@ def test_a_rate_that_becomes_bad_is_told_with_the_table(
         before = ebc.embedding_bags["t"].weight.detach().clone()
         batch = KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
         ebc.embedding_bags["t"].weight._in_backward_optimizers[0].param_groups[0]["lr"] = math.nan  # type: ignore[union-attr]
-        with pytest.raises(
-            ValueError, match=r"in backward, for a table \[4, 4\]: the learning rate is nan"
-        ):
+        with pytest.raises(ValueError, match=r"\[4, 4\]: the learning rate is nan"):
             ebc(batch).values().sum().backward()
         assert torch.equal(ebc.embedding_bags["t"].weight, before)
         layer.bias._in_backward_optimizers[0].param_groups[0]["lr"] = -1.0  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match=r"in backward: the learning rate is -1.0"):
+        with pytest.raises(ValueError, match=r"learning rate is -1\.0"):
             layer(torch.ones(1, 4)).sum().backward()

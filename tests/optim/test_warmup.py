@@ -207,12 +207,12 @@ def test_a_position_that_does_not_fit_is_refused_and_nothing_moves() -> None:
     state["state"]["__warmup"]["warmup"] = torch.tensor([4000, 2])
     with pytest.raises(
         ValueError,
-        match=r"__warmup in what is loaded is at step 4000 in stage 2, and there are 1 stages",
+        match=r"__warmup.*step 4000.*stage 2.*1",
     ):
         one.load_state_dict(state)
     with pytest.raises(
         ValueError,
-        match=r"Parameter __warmup not found: what is loaded was stored without a Warmup",
+        match=r"__warmup not.*without.*Warmup",
     ):
         one.load_state_dict({"state": {}})
     assert one.state_dict()["state"]["__warmup"]["warmup"].tolist() == [1, 0]

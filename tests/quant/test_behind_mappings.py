@@ -99,12 +99,12 @@ def test_quantize_dynamic_keeps_the_mappings(pooled: bool, mappings_of: str):
 def test_mappings_of_other_tables_are_refused():
     model = trained(True, "policy")
     tables = [EmbeddingBagConfig(8, 8, "other", feature_names=["item"])]
-    with pytest.raises(ValueError, match=r"of tables None, and the tables are \['other'\]"):
+    with pytest.raises(ValueError, match=r"tables None.*\['other'\]"):
         QuantManagedCollisionEmbeddingBagCollection(tables, False, DEVICE)
     mappings = model._managed_collision_collection
     with pytest.raises(
         ValueError,
-        match=r"of tables \['item_table', 'user_table'\], and the tables are \['other'\]",
+        match=r"tables \['item_table', 'user_table'\].*\['other'\]",
     ):
         QuantManagedCollisionEmbeddingBagCollection(
             tables, False, DEVICE, managed_collision_collection=mappings

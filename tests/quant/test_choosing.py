@@ -34,9 +34,7 @@ def test_the_choice_is_the_best_of_all(menus, budget):
         choice for choice in product(*menus) if sum(entry.bytes for entry in choice) <= budget
     ]
     if not fitting:
-        with pytest.raises(
-            ValueError, match=r"the tables take at least .* bytes, and the budget is"
-        ):
+        with pytest.raises(ValueError, match=r"at least .* bytes.* budget is"):
             cheapest_within(named, budget)
         return
     chosen = cheapest_within(named, budget)

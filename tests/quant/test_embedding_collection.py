@@ -115,15 +115,11 @@ def test_what_it_was_made_of_is_told():
 
 def test_ids_are_checked_by_name():
     _, quantized = rows([EmbeddingConfig(3, 4, "t", feature_names=["item", "user"])], torch.int8)
-    with pytest.raises(
-        ValueError, match=r"table 't' has 3 rows .* feature 'item', sample 0, holds id 3"
-    ):
+    with pytest.raises(ValueError, match=r"table 't'.*3 rows.*feature 'item', sample 0.*id 3"):
         quantized(batch())
 
 
 def test_a_quantized_collection_is_not_quantized_again():
     _, quantized = rows([EmbeddingConfig(3, 4, "t", feature_names=["item"])], torch.int8)
-    with pytest.raises(
-        ValueError, match=r"this EmbeddingCollection is already quantized \(tables \['t'\]\)"
-    ):
+    with pytest.raises(ValueError, match=r"EmbeddingCollection.*\(tables \['t'\]\)"):
         QuantEmbeddingCollection.from_float(quantized)

@@ -289,7 +289,7 @@ def test_a_float_state_of_the_same_shape_is_refused():
     assert ebc.state_dict()["embedding_bags.t.weight"].shape == before.shape
     with pytest.raises(
         ValueError,
-        match=r"table 't' holds packed rows, .* weight \[10, 16\] of torch.float32; load it into",
+        match=r"table 't'.*weight \[10, 16\].*torch.float32",
     ):
         quantized.load_state_dict(ebc.state_dict())
     assert torch.equal(quantized.packed_rows("t"), before)
@@ -310,12 +310,10 @@ def test_packed_rows_of_the_caller_are_taken():
         made(*configs, table_name_to_quantized_weights=weights)(features).values(),
         quantized(features).values(),
     )
-    with pytest.raises(KeyError, match=r"no packed rows for table 'u'; some for \['t'\]"):
+    with pytest.raises(KeyError, match=r"no.*table 'u'.*\['t'\]"):
         made(*configs, table_name_to_quantized_weights={"t": weights["t"]})
     weights["t"] = (weights["t"][0][:, :6], weights["t"][1])
-    with pytest.raises(
-        ValueError, match=r"'t' in INT8: packed rows are uint8 \[10, 8\] with .*, got .* \[10, 6\]"
-    ):
+    with pytest.raises(ValueError, match=r"'t'.*INT8.*uint8 \[10, 8\].*\[10, 6\]"):
         made(*configs, table_name_to_quantized_weights=weights)
 
 
@@ -342,11 +340,11 @@ def test_only_rows_left_after_pruning_are_kept():
     assert list(quantized.packed_rows("t").shape) == [4, 16]
     close(quantized(batch("t_id")), dequantized_rows(ebc, quantized))
     with pytest.raises(
-        ValueError, match=r"'t' has 4 rows \(ids 0 to 3\), and feature 't_id', sample 0, holds id 9"
+        ValueError, match=r"'t'.*4 rows \(ids 0 to 3\).*feature 't_id', sample 0.*id 9"
     ):
         quantized(batch("t_id", ids=[9, 1, 3]))
     ebc.embedding_bag_configs()[0].num_embeddings_post_pruning = 11
-    with pytest.raises(ValueError, match="table 't' has 10 rows: num_embeddings_post_pruning=11"):
+    with pytest.raises(ValueError, match=r"table 't'.*10 rows: num_embeddings_post_pruning=11"):
         QuantEmbeddingBagCollection.from_float(ebc)
 
 
@@ -434,7 +432,7 @@ def test_a_missing_feature_is_named_without_validation_too():
 
 def test_weights_are_asked_for_and_otherwise_left_alone():
     _, weighted = bags([table()], torch.int8, weighted=True)
-    with pytest.raises(ValueError, match="a weighted collection needs one weight per id"):
+    with pytest.raises(ValueError, match="needs one weight per id"):
         weighted(batch("t_id"))
     _, plain = bags([table()], torch.int8)
     features = batch("t_id")
@@ -443,7 +441,7 @@ def test_weights_are_asked_for_and_otherwise_left_alone():
     )
     with pytest.warns(
         UserWarning,
-        match=r"the batch \(keys \['t_id'\]\) has weights, and the collection is not weighted",
+        match=r"keys \['t_id'\]\) has weights.* not weighted",
     ):
         found = plain(with_weights).values()
     assert torch.equal(found, plain(features).values())

@@ -109,7 +109,7 @@ def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     assert report.bytes_before == 3 * 50 * 64 * 4
     assert report.bytes_after == sum(part.numel() for part in quantized.buffers())
     assert report["b"].data_type is DataType.FP16
-    with pytest.raises(KeyError, match=r"2 tables are called 'a', among \['x.a', 'b', 'y.a'\]"):
+    with pytest.raises(KeyError, match=r"2 tables.*'a'.*\['x.a', 'b', 'y.a'\]"):
         report["a"]
     assert report["y.a"] is report.tables[2]
 
@@ -145,7 +145,7 @@ def test_without_the_float_model_it_tells_what_was_measured_or_that_nothing_was(
     assert "not measured" not in str(kept)
     in_place.load_state_dict(in_place.state_dict())
     assert accuracy_report(None, in_place).tables[0].largest is None
-    with pytest.raises(ValueError, match="the float model is quantized at 'x', perhaps in place"):
+    with pytest.raises(ValueError, match=r"quantized at 'x'.* in place"):
         accuracy_report(in_place, in_place)
 
 

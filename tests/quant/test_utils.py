@@ -57,9 +57,7 @@ def test_a_wrapped_model_gets_its_rows_afterwards():
         ShardingEnv.from_local(1, 0),
         sharders=[],
     )
-    with pytest.raises(
-        ValueError, match=r"tables \['t'\] are on the meta device .*meta_to_cpu_placement"
-    ):
+    with pytest.raises(ValueError, match=r"tables \['t'\].*meta_to_cpu_placement"):
         model(BATCH)
     meta_to_cpu_placement(model)
     model.module[0].load_state_dict(loaded.state_dict())
@@ -81,7 +79,7 @@ def test_rows_that_were_never_allocated_are_not_looked_up():
     model = quantize(nn.ModuleDict({"b": EmbeddingBagCollection([TABLE], device=META)}))["b"]
     with pytest.raises(
         ValueError,
-        match=r"tables \['t'\] are on the meta device and hold no rows .*meta_to_cpu_placem",
+        match=r"tables \['t'\].*no rows.*meta_to_cpu_placem",
     ):
         model(BATCH)
     _, loaded = bags([TABLE], torch.int8)
@@ -106,7 +104,7 @@ def test_a_state_of_another_format_and_the_same_bytes_is_refused(pair):
         for model, found in ((one, each), (nn.Sequential(one), nn.Sequential(other).state_dict())):
             with pytest.raises(
                 ValueError,
-                match=r"table 't' holds rows of 8 numbers in \w+, and the state .* rows of 8 in",
+                match=r"table 't'.*8 numbers.*\w+.*8",
             ):
                 model.load_state_dict(found)
     assert torch.equal(one.packed_rows("t"), before)
@@ -120,7 +118,7 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
     for state in (from_other.state_dict(), nn.Sequential(other).state_dict()):
         with pytest.raises(
             ValueError,
-            match=r"table 't' holds rows of 8 numbers in INT8, and the state .* of 8 in INT4",
+            match=r"table 't'.*8 numbers.*INT8.*8.*INT4",
         ):
             sharded.load_state_dict(state)
 
@@ -130,9 +128,7 @@ def test_invalid_alignments_are_named():
     for wrong in (0, 6):
         with pytest.raises(ValueError, match=f"row alignment {wrong!r} is not a multiple of 4;"):
             quantize(ebc, row_alignment=wrong)
-    with pytest.raises(
-        ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"
-    ):
+    with pytest.raises(ValueError, match="row_alignment='16': use 'fast', 'small'"):
         quantize(ebc, row_alignment="16")
 
 

@@ -92,7 +92,7 @@ def test_wrong_ids_are_looked_up_as_0_and_no_other_id_changes() -> None:
     safe = deferred.check_ids_on_device(ids.values(), offsets, ids.keys(), samples, TABLES)
     assert safe.tolist() == [7, 0, 0, 0, 5] and safe.dtype == torch.int64
     assert ids.values().tolist() == [7, 8, 9, -4, 5]
-    with pytest.raises(ValueError, match=r"'few_items' has 8 rows .* sample 0, holds id 8; 2 of"):
+    with pytest.raises(ValueError, match=r"'few_items'.*8 rows.*sample 0.*id 8; 2"):
         raise_deferred_id_errors()
 
 
@@ -100,14 +100,14 @@ def test_ids_that_were_changed_before_the_flag_is_read_are_told_of_without_a_num
     ids = batch(7, 8, 9, 4, 5)
     defer(ids, TABLES[:2])
     ids.values().zero_()
-    with pytest.raises(ValueError, match=r"not rows of tables \['items', 'users'\]; the first"):
+    with pytest.raises(ValueError, match=r"not.*tables \['items', 'users'\]"):
         raise_deferred_id_errors()
 
 
 def test_nothing_is_raised_before_it_is_asked_for() -> None:
     defer(batch(7, 8, 9, 4, 5), TABLES[:2])
     defer(batch(0, 0, 0, 0, 0), TABLES)
-    with pytest.raises(ValueError, match=r"table 'items' has 9 rows .* sample 1, holds id 9"):
+    with pytest.raises(ValueError, match=r"table 'items'.*9 rows.*sample 1.*id 9"):
         raise_deferred_id_errors()
     raise_deferred_id_errors()
 

@@ -279,9 +279,7 @@ def test_a_joined_batch_is_checked_as_its_parts_are(name: str) -> None:
 
 def test_sums_that_are_wrong_in_two_parts_and_right_together_are_found() -> None:
     one, two = unchecked(batch_of, ids=398), unchecked(batch_of, ids=400, keys=["a", "b", "c", "d"])
-    with pytest.raises(
-        ValueError, match=r"lengths add up to 399, and there are 398 values; .* 400 lists"
-    ):
+    with pytest.raises(ValueError, match=r"399.*398 values;.*400"):
         KeyedJaggedTensor.concat([named("x"), one, two])
 
 

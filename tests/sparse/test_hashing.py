@@ -48,7 +48,7 @@ def test_hashes_are_those_of_every_process_and_version() -> None:
 
 
 def test_numbers_are_sent_from_the_hash_of_strings_to_that_of_numbers() -> None:
-    with pytest.raises(ValueError, match=r"number 1 is 7, not a string: numbers go to mixing_hash"):
+    with pytest.raises(ValueError, match=r"1.*7, not.*mixing_hash"):
         hash_strings(["a", 7])  # type: ignore[list-item]
 
 
@@ -75,9 +75,7 @@ def test_a_number_of_rows_that_cannot_be_is_refused(rows: int) -> None:
 
 @pytest.mark.parametrize("hash", [modulo_hash, mixing_hash])
 def test_ids_that_are_not_whole_numbers_are_refused(hash):
-    with pytest.raises(
-        ValueError, match=r"torch\.float32 of shape \[2\]: convert them, ids\.long\(\)"
-    ):
+    with pytest.raises(ValueError, match=r"torch\.float32.*\[2\].*ids\.long\(\)"):
         hash(torch.tensor([1.5, 2.0]), 10)
 
 

@@ -70,9 +70,7 @@ def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_a_feature_that_is_not_there_is_named() -> None:
-    with pytest.raises(
-        KeyError, match=r"no feature 'shop', which table 'shops' reads; its keys are \['item'"
-    ):
+    with pytest.raises(KeyError, match=r"no feature 'shop'.*table 'shops'.*\['item'"):
         check_ids(kjt(lengths=ints(2, 1, 0, 2)), [*TABLES, ("shop", "shops", 3)])
 
 

@@ -180,7 +180,7 @@ def test_a_copy_that_does_not_fit_changes_nothing(lengths: torch.Tensor) -> None
     source = KeyedJaggedTensor(["a", "b"], torch.tensor([4, 5, 6]), lengths=lengths)
     with pytest.raises(
         ValueError,
-        match=r"values of shape \[3\] and 4 lengths, and the target has room for \[2\] and 4",
+        match=r"\[3\].*4 lengths.*\[2\].*4",
     ):
         target.copy_(source)
     assert (target.values().tolist(), target.lengths().tolist()) == ([1, 2], [1, 1, 0, 0])

@@ -149,7 +149,7 @@ def test_copying_between_weighted_and_unweighted_is_refused() -> None:
     message = r"the source has weights and the target has no weights.*empty_like\(source, device\)"
     with pytest.raises(ValueError, match=message):
         plain.copy_(weighted)
-    with pytest.raises(ValueError, match="the target has weights and the source has no weights"):
+    with pytest.raises(ValueError, match="source has no weights"):
         weighted.copy_(plain)
 
 

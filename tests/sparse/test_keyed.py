@@ -54,7 +54,7 @@ def test_regroup_of_an_unknown_key_names_it_and_the_others() -> None:
 
 
 def test_regroup_of_a_key_in_two_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a key is in more than one keyed tensor: \['a0', 'a0'\]"):
+    with pytest.raises(ValueError, match=r"more than one.*\['a0', 'a0'\]"):
         KeyedTensor.regroup([keyed("a", [1], 2), keyed("a", [1], 2)], [["a0"]])
 
 
@@ -65,7 +65,7 @@ def test_regroup_of_an_empty_group_has_no_columns() -> None:
 
 
 def test_regroup_of_an_empty_group_without_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match="names no key, and no keyed tensor says what B is"):
+    with pytest.raises(ValueError, match=r"no key.* what B is"):
         KeyedTensor.regroup([], [[]])
 
 
@@ -114,7 +114,7 @@ def test_lengths_that_do_not_fit_are_refused(
 
 
 def test_a_missing_key_is_named_with_the_keys_there() -> None:
-    with pytest.raises(KeyError, match=r"no key 'x'; its keys are \['a0'\]"):
+    with pytest.raises(KeyError, match=r"no key 'x'.*\['a0'\]"):
         keyed("a", [1], 2)["x"]
 
 
@@ -133,7 +133,7 @@ def test_permute_puts_keys_into_another_order(
 
 
 def test_permute_to_a_position_without_a_key_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"KeyedTensor.permute: position 2 is outside of 0 to 1"):
+    with pytest.raises(ValueError, match=r"KeyedTensor.permute.*2.*0 to 1"):
         keyed("a", [1, 1], 2).permute([0, 2])
     with pytest.raises(ValueError, match=r"occur twice: \['a0'\]"):
         keyed("a", [1, 1], 2).permute([0, 0])

@@ -198,21 +198,15 @@ def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(
 
 
 def test_splits_of_other_keys_are_refused():
-    with pytest.raises(
-        ValueError, match=r"dist_splits: segments \[1, 1\] hold 2 keys, and the batch has 3"
-    ):
+    with pytest.raises(ValueError, match=r"dist_splits.*\[1, 1\].*2 keys.*3"):
         PLAIN.dist_splits([1, 1])
 
 
 def test_tensors_that_the_labels_do_not_name_are_refused():
     one = torch.tensor([1])
-    with pytest.raises(
-        ValueError, match=r"4 tensors; pass 2 \(lengths, values\), or 3 with weights"
-    ):
+    with pytest.raises(ValueError, match=r"4.*pass 2 \(lengths.*3"):
         KeyedJaggedTensor.dist_init(["a"], [one] * 4, False, 1, None, [1])
-    with pytest.raises(
-        ValueError, match=r"2 tensors; pass 3 \(lengths, values, strides\), or 4 with weights"
-    ):
+    with pytest.raises(ValueError, match=r"2.*pass 3 \(lengths.*4"):
         KeyedJaggedTensor.dist_init(["a"], [one] * 2, True, 1, None, None)
     with pytest.raises(ValueError, match="stride_per_rank is None"):
         KeyedJaggedTensor.dist_init(["a"], [one] * 2, False, 1, None, None)

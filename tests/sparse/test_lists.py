@@ -106,7 +106,5 @@ def test_lists_of_another_form_are_refused_with_the_place(
 
 
 def test_ids_that_int32_does_not_hold_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"sample 0, is \[1, 4294967296\] and .* that torch.int32 holds"
-    ):
+    with pytest.raises(ValueError, match=r"sample 0.*\[1, 4294967296\].*torch.int32"):
         kjt_from_lists({"a": [[1, 2**32]]}, dtype=torch.int32)

@@ -117,13 +117,9 @@ def test_a_keyed_tensor_is_put_into_the_order_that_a_program_knows() -> None:
     again = pytree.tree_unflatten(tree_flatten_spec(swapped, known), known)
     assert again.keys() == ["a", "b"]
     assert again.values().tolist() == [[1.0, 2.0, 3.0]]
-    with pytest.raises(
-        ValueError, match=r"traced with keys \['a', 'b'\], and was called with \['a', 'c'\]"
-    ):
+    with pytest.raises(ValueError, match=r"keys \['a', 'b'\].*\['a', 'c'\]"):
         tree_flatten_spec(KeyedTensor(["a", "c"], [1, 2], torch.zeros(2, 3)), known)
-    with pytest.raises(
-        ValueError, match=r"traced with sizes \[1, 2\], and was called with \[2, 1\]"
-    ):
+    with pytest.raises(ValueError, match=r"\[1, 2\].*\[2, 1\]"):
         tree_flatten_spec(KeyedTensor(["a", "b"], [2, 1], torch.zeros(2, 3)), known)
 
 
@@ -131,11 +127,11 @@ def test_a_batch_is_put_into_the_order_that_a_program_knows() -> None:
     known = pytree.tree_structure(small())
     again = pytree.tree_unflatten(tree_flatten_spec(small().permute([1, 0]), known), known)
     assert kjt_is_equal(again, small())
-    with pytest.raises(ValueError, match="traced with weighted False, and was called with True"):
+    with pytest.raises(ValueError, match=r"weighted False.* called with True"):
         tree_flatten_spec(small(weights=torch.ones(3)), known)
     jagged = pytree.tree_structure(small()["a"])
     assert len(tree_flatten_spec(small()["b"], jagged)) == 2
-    with pytest.raises(ValueError, match="traced with weighted False, and was called with True"):
+    with pytest.raises(ValueError, match=r"weighted False.* called with True"):
         tree_flatten_spec(small(weights=torch.ones(3))["a"], jagged)
 
 
@@ -211,9 +207,7 @@ def test_an_exported_collection_keeps_a_check_of_ids_with_names() -> None:
     assert any("embedding_bag" in name for name in operators)
     # An assertion of a graph has the same words for every batch.
     for number in (10, -1):
-        with pytest.raises(
-            RuntimeError, match=r"table 't' has 10 rows \(ids 0 to 9\), and feature 'b' holds an id"
-        ):
+        with pytest.raises(RuntimeError, match=r"table 't'.*10 rows \(ids 0 to 9\).*feature 'b'"):
             program(small(values=torch.tensor([5, 7, number])))
 
 

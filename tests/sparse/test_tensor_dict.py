@@ -186,9 +186,7 @@ def test_a_traced_module_passes_its_batch_on() -> None:
 
 
 def test_a_missing_key_is_named_with_the_keys_there() -> None:
-    with pytest.raises(
-        KeyError, match=r"the TensorDict has no key 'shop'; its keys are \['item', 'user'\]"
-    ):
+    with pytest.raises(KeyError, match=r"TensorDict.*no key 'shop'.*\['item', 'user'\]"):
         td_to_kjt({"item": ragged([1]), "user": ragged([2])}, ["item", "shop"])
 
 
@@ -243,7 +241,7 @@ def test_without_the_package_the_way_to_get_it_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
         ImportError,
-        match=r"kjt_to_td needs the package tensordict: pip install 'tutorec\[tensordict\]'",
+        match=r"kjt_to_td.*install 'tutorec\[tensordict\]'",
     ):
         kjt_to_td(kjt_from_lists({"item": [[1]]}))
 

@@ -232,7 +232,7 @@ def test_lengths_whose_sum_wraps_are_refused_with_their_sum(lists: int) -> None:
     for parts in ({"offsets": ends}, {"offsets": ends, "lengths": lengths}):
         with pytest.raises(
             ValueError,
-            match=r"offsets must not fall: offsets\[1\] = 4611686018427387904 and offsets\[2\]",
+            match=r"not.*offsets\[1\] = 4611686018427387904.*offsets\[2\]",
         ):
             KeyedJaggedTensor(["item", "user"], ints(), **parts).sync()
         with pytest.raises(ValueError, match="offsets must not fall"):
@@ -268,14 +268,10 @@ def test_batches_are_not_joined_to_more_ids_than_int32_counts() -> None:
         torch.empty(1, dtype=torch.int32, device="meta"),
     )
     one, two = (KeyedJaggedTensor([key], ids, lengths=lengths) for key in "ab")
-    with pytest.raises(
-        ValueError, match=r"concat: 2147483648 values, and lengths or offsets in int32"
-    ):
+    with pytest.raises(ValueError, match=r"2147483648 values.*int32"):
         KeyedJaggedTensor.concat([one, two])
     parts = {key: JaggedTensor(ids, lengths=lengths) for key in "ab"}
-    with pytest.raises(
-        ValueError, match=r"from_jt_dict: 2147483648 values, and lengths or offsets in int32"
-    ):
+    with pytest.raises(ValueError, match=r"from_jt_dict: 2147483648 values.*int32"):
         KeyedJaggedTensor.from_jt_dict(parts)
 
 
@@ -286,7 +282,7 @@ def test_lengths_and_offsets_may_differ_in_dtype(dtypes: tuple[torch.dtype, torc
 
 
 def test_a_missing_key_is_named_with_the_keys_there() -> None:
-    with pytest.raises(KeyError, match=r"no key 'shop'; its keys are \['item', 'user'\]"):
+    with pytest.raises(KeyError, match=r"no key 'shop'.*\['item', 'user'\]"):
         kjt(lengths=ints(2, 1, 0, 2))["shop"]
 
 
@@ -335,9 +331,7 @@ def test_weights_on_some_parts_only_are_refused() -> None:
         "item": JaggedTensor(ints(1), torch.ones(1), lengths=ints(1)),
         "user": JaggedTensor(ints(1), lengths=ints(1)),
     }
-    with pytest.raises(
-        ValueError, match=r"weights differ: of \['item', 'user'\] only \['item'\] have weights"
-    ):
+    with pytest.raises(ValueError, match=r"\['item', 'user'\].*\['item'\]"):
         KeyedJaggedTensor.from_jt_dict(parts)
 
 
@@ -362,7 +356,7 @@ def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_po
     late._layout._checked = False
     assert late.lengths().tolist() == [1, 2]
     for ask in (late.length_per_key, late.sync, late.to_dict, late.to(torch.device("cpu")).to_dict):
-        with pytest.raises(ValueError, match="add up to 3, and there are 2 values"):
+        with pytest.raises(ValueError, match=r"up to 3.*2 values"):
             ask()
 
 

@@ -557,7 +557,7 @@ def test_state_that_is_no_tensor_is_refused_by_name(tmp_path):
 
     with pytest.raises(
         CheckpointError,
-        match=r"'0\._extra_state' of the model's state is a dict, .* pass .* as extra=",
+        match=r"'0\._extra_state'.*extra=",
     ):
         save_checkpoint(tmp_path / "model", nn.Sequential(Odd()))
     assert list(tmp_path.iterdir()) == []
@@ -580,9 +580,7 @@ def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
 def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("x")
-    with pytest.raises(
-        CheckpointError, match=r"thesis exists and is not a checkpoint \(manifest.json is missing\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint \(manifest.json"):
         save_checkpoint(tmp_path / "thesis", nn.Linear(2, 1))
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "x"
 
@@ -613,9 +611,7 @@ def test_a_checkpoint_from_before_the_first_step_empties_the_state(tmp_path):
     step(other, adamw)
     # Another optimizer does not go on unless it is asked to, not even where there was no state.
     third, sgd = dense_layer(lambda params: torch.optim.SGD(params, lr=0.5))
-    with pytest.raises(
-        CheckpointError, match=r"'weight' was trained by Adam, and here SGD would go on"
-    ):
+    with pytest.raises(CheckpointError, match=r"'weight'.* by Adam.* here SGD"):
         load_checkpoint(tmp_path / "fresh", third, sgd)
     load_checkpoint(tmp_path / "fresh", third, sgd, optimizer_state=False)
     assert torch.equal(third.weight, read_state_dict(tmp_path / "fresh")["model"]["weight"])
@@ -632,7 +628,7 @@ def test_two_rates_do_not_fit_into_one_group(tmp_path):
     other, one_group = dense_layer(lambda params: torch.optim.SGD(params, lr=0.5))
     with pytest.raises(
         CheckpointError,
-        match=r"lr is 0\.2 for 'bias' in the checkpoint and 0\.1 for 'weight', and here",
+        match=r"0\.2.*'bias'.*0\.1.*'weight'",
     ):
         load_checkpoint(tmp_path / "two", other, one_group)
     assert one_group.param_groups[0]["lr"] == 0.5

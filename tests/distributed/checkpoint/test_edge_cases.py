@@ -157,7 +157,7 @@ def test_a_single_number_of_another_kind_is_loaded_if_it_fits(tmp_path):
     load_checkpoint(tmp_path / "a", model)
     assert int(model.numbers) == 7
     save_checkpoint(tmp_path / "a", Kept(torch.tensor(7.5)))
-    with pytest.raises(CheckpointError, match=r"is torch.int64 here, and 1 .* not fit: 7.5"):
+    with pytest.raises(CheckpointError, match=r"torch.int64.*1.*not.*7.5"):
         load_checkpoint(tmp_path / "a", model)
 
 
@@ -167,10 +167,10 @@ def test_optimizer_state_is_not_converted_to_another_kind(tmp_path):
     optimizer.state[layer.weight]["sum"] = torch.full((1, 2), 1e6)
     save_checkpoint(tmp_path / "a", layer, optimizer)
     optimizer.state[layer.weight]["sum"] = torch.zeros(1, 2, dtype=torch.float16)
-    with pytest.raises(CheckpointError, match=r"weight.sum' is torch.float16 here, .* 1000000.0"):
+    with pytest.raises(CheckpointError, match=r"weight.sum'.*torch.float16.*1000000.0"):
         load_checkpoint(tmp_path / "a", layer, optimizer)
     optimizer.state[layer.weight]["sum"] = torch.zeros(1, 2, dtype=torch.int32)
-    with pytest.raises(CheckpointError, match=r"weight.sum' is torch.int32 here and torch.fl"):
+    with pytest.raises(CheckpointError, match=r"weight.sum'.*torch.int32.*torch.fl"):
         load_checkpoint(tmp_path / "a", layer, optimizer)
 
 
@@ -183,9 +183,7 @@ def test_tensors_without_numbers_are_kept(tmp_path):
     assert {name: (value.shape, value.dtype) for name, value in stored.items()} == {
         name: (value.shape, value.dtype) for name, value in first.state_dict().items()
     }
-    with pytest.raises(
-        CheckpointError, match=r"'model.none' is \[2\] here and \[0\] in the checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match=r"'model.none'.*\[2\].*\[0\]"):
         other = Empties()
         other.none = torch.zeros(2, dtype=torch.int64)
         load_checkpoint(tmp_path / "model", other)
@@ -222,9 +220,7 @@ def test_a_model_without_numbers_is_refused_by_name(tmp_path, model, name):
 def test_a_path_that_cannot_be_read_is_not_called_damaged(tmp_path, name):
     (tmp_path / "file").write_text("x")
     for use in (read_info, read_state_dict, lambda path: load_checkpoint(path, nn.Linear(2, 1))):
-        with pytest.raises(
-            CheckpointError, match=r"manifest.json cannot be read \(.*\): load another checkpoint"
-        ):
+        with pytest.raises(CheckpointError, match=r"manifest.json cannot be read \(.*load another"):
             use(tmp_path / name)
 
 

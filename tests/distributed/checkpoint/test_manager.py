@@ -97,9 +97,7 @@ def test_only_what_saves_have_written_is_removed(tmp_path):
 def test_a_step_before_the_latest_is_refused(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.save(layer_of(9), step=9)
-    with pytest.raises(
-        CheckpointError, match=r"has a checkpoint of step 9, later than step 3: .* load it first"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 9.*step 3:"):
         manager.save(layer_of(3), step=3)
     next((tmp_path / "step-9").glob("*.distcp")).unlink()
     manager.save(layer_of(3), step=3)
@@ -168,7 +166,7 @@ def test_of_two_saves_of_one_step_one_is_an_error_or_the_last_stays(shared, monk
         assert load_checkpoint(f"{shared}/step-10", layer).step == 10
         assert bool((layer.weight == 1).all())
     else:
-        with pytest.raises(CheckpointError, match=r"another save into .*step-10 is under way"):
+        with pytest.raises(CheckpointError, match=r"save into.*step-10"):
             save_while_another_saves(shared, 10, monkeypatch)
 
 
@@ -458,14 +456,14 @@ def test_what_is_damaged_in_memory_is_refused(memory):
     content = bytearray(fs.cat_file(data))
     content[len(content) // 2] ^= 1
     fs.pipe_file(data, bytes(content))
-    with pytest.raises(CheckpointError, match=r"step-1/__0_.* is damaged: its CRC-32 is"):
+    with pytest.raises(CheckpointError, match=r"step-1/__0_.*damaged.*CRC-32"):
         manager.load(layer_of(0))
     fs.rm_file(data)
     assert manager.latest() is None
     fs.rm_file(f"/runs/b/step-1/{MANIFEST}")
     with pytest.raises(
         CheckpointError,
-        match=r"memory://.*step-1 is not a complete checkpoint: manifest.json is missing",
+        match=r"memory://.*step-1.*not.*manifest.json.*missing",
     ):
         read_info("memory://runs/b/step-1")
 
@@ -484,9 +482,7 @@ def test_a_file_url_is_a_disk(tmp_path):
 
 
 def test_a_url_that_nothing_installed_reads_is_refused_with_what_to_install():
-    with pytest.raises(
-        CheckpointError, match=r"'nothing://x' cannot be a path \(Protocol not known: nothing\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"'nothing://x' cannot.*\(Protocol not"):
         CheckpointManager("nothing://x")
 
 

@@ -118,9 +118,7 @@ def test_what_one_rank_alone_knows_is_never_written():
     """A name without numbers would be a checkpoint that nobody can load."""
     path = ("optimizer", "state", "weight", "step")
     index = {".".join(path): StoredTensor(path, torch.float32, (), ())}
-    with pytest.raises(
-        CheckpointError, match=r"'optimizer.state.weight.step' has 1 numbers, and the ranks have"
-    ):
+    with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step'.*1 numbers"):
         _merge_blocks([(index, {})])
 
 

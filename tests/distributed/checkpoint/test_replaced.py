@@ -144,9 +144,7 @@ def test_a_checkpoint_replaced_at_every_attempt_is_an_error_and_the_model_stays(
 
     model = layer_of(-1)
     monkeypatch.setattr(CheckpointFiles, "check", before_calls(100, CheckpointFiles.check, replace))
-    with pytest.raises(
-        CheckpointError, match=r"another save has replaced it in each of 5 attempts: load again"
-    ):
+    with pytest.raises(CheckpointError, match="each of 5 attempts"):
         load_checkpoint(path, model) if use is loaded else use(path)
     assert steps_of(model) == {-1.0}
 
@@ -193,9 +191,7 @@ def test_a_second_saver_on_the_same_path_is_an_error(tmp_path):
     path = tmp_path / "model"
     save(path, 1)
     with Folder.from_path(path).locked():
-        with pytest.raises(
-            CheckpointError, match=r"another save into .*model is under way: .* give each its own"
-        ):
+        with pytest.raises(CheckpointError, match=r"save into.*model"):
             save(path, 2)
         assert loaded(path) == (1, {1.0})
     save(path, 2)
@@ -217,9 +213,7 @@ def test_a_save_whose_files_another_run_removes_is_an_error_and_the_old_one_stay
         }
 
     monkeypatch.setattr(Folder, "sizes", without_new)
-    with pytest.raises(
-        CheckpointError, match=r"is missing: .*another run saves to the same path, or the ranks see"
-    ):
+    with pytest.raises(CheckpointError, match=r"missing:.*another run"):
         save(path, 2)
     monkeypatch.undo()
     assert loaded(path) == (1, {1.0})

@@ -255,11 +255,11 @@ def test_local_size_without_a_launcher_is_the_world(monkeypatch):
 
 def test_local_size_that_does_not_divide_is_warned_of(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.warns(UserWarning, match="LOCAL_WORLD_SIZE=4 does not divide 6 ranks"):
+    with pytest.warns(UserWarning, match=r"LOCAL_WORLD_SIZE=4.*not.*6 ranks"):
         assert comm.get_local_size(6) == 6
 
 
 def test_an_environment_without_a_number_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE='two' is not a number of ranks"):
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE='two' is not"):
         comm.get_local_size(4)

@@ -149,9 +149,9 @@ def test_other_types_are_refused_by_name(precision):
 
 
 def test_words_and_scales_that_mean_nothing_are_refused():
-    with pytest.raises(ValueError, match="forward_precision must be a CommType, got 'fp16'"):
+    with pytest.raises(ValueError, match=r"forward_precision.*CommType, got 'fp16'"):
         QCommsConfig(forward_precision="fp16")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="backward_loss_scale must be positive or None, got 0"):
+    with pytest.raises(ValueError, match=r"backward_loss_scale.*None.*0"):
         QCommsConfig(backward_precision=CommType.FP16, backward_loss_scale=0.0)
 
 
@@ -168,6 +168,6 @@ def test_codecs_of_one_move_are_those_of_the_registry():
 def test_types_on_the_wire_that_are_no_configuration_are_named():
     with pytest.raises(
         TypeError,
-        match=r"qcomms_config must be a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision=",
+        match=r"qcomms_config.*QCommsConfig.*'fp16': QCommsConfig\(forward_precision=",
     ):
         get_qcomm_codecs("fp16")  # pyright: ignore[reportArgumentType]

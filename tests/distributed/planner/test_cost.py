@@ -377,7 +377,7 @@ def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
     monkeypatch.setattr(cost, "_kernels", dict(cost._kernels))
     with pytest.raises(
         PlannerError,
-        match="cannot estimate the compute kernel 'quant_uvm': it knows fused, fused_uvm",
+        match=r"cannot.*kernel 'quant_uvm'.*fused_uvm",
     ):
         kernel_model("quant_uvm")
     register_kernel("quant_uvm", KernelModel(lambda topology: 0.5, devices=("cuda",)))
@@ -387,8 +387,6 @@ def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
 
 
 def test_a_kernel_of_an_unknown_name_cannot_be_registered():
-    with pytest.raises(
-        PlannerError, match="'magic' is unknown: register one of dense, fused"
-    ) as caught:
+    with pytest.raises(PlannerError, match=r"'magic' is unknown.*dense, fused") as caught:
         register_kernel("magic", KernelModel())
     assert caught.value.error_type is PlannerErrorType.INVALID_COMPUTE_KERNEL

@@ -262,7 +262,7 @@ def test_columns_are_cut_as_narrow_as_allowed(
 def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cut_it():
     only_columns = dict.fromkeys("ab", ParameterConstraints(sharding_types=["column_wise"]))
     with pytest.warns(
-        UserWarning, match=r"table 'a', 'b': .* does not split 64 columns.*min_partition=32 makes 2"
+        UserWarning, match=r"table 'a', 'b':.*not split 64 columns.*min_partition=32.*2"
     ):
         options = listed(bags(a=(8, 64), b=(4, 64)), Topology(2, "cpu"), only_columns)
     assert [option.num_shards for option in options] == [1, 1]
@@ -582,7 +582,7 @@ def test_same_table_name_in_two_modules_is_two_tables():
 def test_optimizer_without_a_fused_form_is_an_error_that_names_the_table():
     module = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["item"])])
     apply_optimizer_in_backward(torch.optim.RMSprop, module.parameters(), {"lr": 0.5})
-    with pytest.raises(ValueError, match="table 'item': RMSprop in backward has no fused form"):
+    with pytest.raises(ValueError, match=r"'item': RMSprop.* no fused form"):
         listed(module, Topology(2, "cpu"))
 
 

@@ -39,9 +39,7 @@ def test_greedy_takes_the_least_loaded_rank_that_has_room() -> None:
     # Rank 1 has less to do, and room for both; with 8 bytes only rank 0 has no room either, and c
     # does not fit.
     assert places(plan) == {"a": [0], "b": [1], "c": [1]}
-    with pytest.raises(
-        PlannerError, match=r"table 'c'.*shard 0 needs 4 bytes of HBM.*2 ranks has left is 3 bytes"
-    ):
+    with pytest.raises(PlannerError, match=r"table 'c'.*shard 0.*4 bytes.*HBM.*2.*3 bytes"):
         GreedyPerfPartitioner().partition(plan, ranks(2, hbm=8))
 
 
@@ -88,9 +86,7 @@ def test_greedy_places_dependent_tables_on_one_host() -> None:
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=10, local_size=2))
     assert places(plan) == {"busy": [0, 1], "x": [2, 3], "y": [2, 3]}
     # Alone each would fit on a host of 12 bytes; together they do not.
-    with pytest.raises(
-        PlannerError, match=r"table 'y'.*shard 0 needs 3 bytes of HBM.*2 ranks has left is 2 bytes"
-    ):
+    with pytest.raises(PlannerError, match=r"table 'y'.*shard 0.*3 bytes.*HBM.*2.*2 bytes"):
         GreedyPerfPartitioner().partition(plan[1:], ranks(4, hbm=6, local_size=2))
 
 
@@ -125,9 +121,7 @@ def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
     plan = [option("grid", "grid_shard", [1] * 6, [2] * 6)]
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=30, local_size=2))
     assert places(plan) == {"grid": [0, 1, 2, 3, 0, 1]}
-    with pytest.raises(
-        PlannerError, match=r"shard 4 needs 2 bytes of HBM, .* rank 0 has left is 1 bytes of HBM"
-    ):
+    with pytest.raises(PlannerError, match=r"shard 4.*2 bytes.*HBM,.*rank 0.*1 bytes.*HBM"):
         GreedyPerfPartitioner().partition(plan, ranks(4, hbm=3, local_size=2))
 
 

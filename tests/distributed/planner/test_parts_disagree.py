@@ -134,7 +134,7 @@ def test_shards_that_hold_no_amounts_are_named(option, words):
 def test_an_option_without_shards_is_not_placed():
     option = table()
     option.shards = []
-    with pytest.raises(PlannerError, match="'t0' as table_wise has not been placed"):
+    with pytest.raises(PlannerError, match=r"'t0' as table_wise.* not been placed"):
         to_sharding_plan([option], TWO)
 
 
@@ -176,9 +176,7 @@ def test_without_sharders_no_table_is_looked_for():
     constraints = only(["t0"], "row_wise")
     with pytest.warns(UserWarning, match="'t0': without sharders"):
         assert EmbeddingEnumerator(TWO, constraints=constraints).enumerate(bags((8, 4)), []) == []
-    with pytest.raises(
-        PlannerError, match="'t0', which no sharded module has; the sharders shard no table"
-    ):
+    with pytest.raises(PlannerError, match=r"'t0', which no.* shard no table"):
         EmbeddingShardingPlanner(TWO, constraints=constraints).plan(
             bags((8, 4)), [EmbeddingCollectionSharder()]
         )
@@ -208,7 +206,7 @@ def test_options_become_no_plan_unless_each_is_placed_once():
     options = placed(2)
     with pytest.raises(PlannerError, match="has table 't0' twice"):
         to_sharding_plan([*options, *options], TWO)
-    with pytest.raises(PlannerError, match="'t0' as table_wise has not been placed"):
+    with pytest.raises(PlannerError, match=r"'t0' as table_wise.* not been placed"):
         to_sharding_plan([table()], TWO)
     with pytest.raises(ValueError, match="'t0': 3 ranks for 2 shards"):
         options[0].place([0, 1, 1])

@@ -22,10 +22,8 @@ def test_models_add_shards_that_lie_on_one_rank() -> None:
 
 def test_models_refuse_what_is_not_placed_or_lies_elsewhere() -> None:
     split = option("item", "row_wise", [1.0, 2.0], [30, 10])
-    with pytest.raises(ValueError, match=r"table 'item'.*has not been placed"):
+    with pytest.raises(ValueError, match=r"'item'.* not been placed"):
         NoopPerfModel(ranks(2, hbm=99)).rate([split])
     split.place([0, 4])
-    with pytest.raises(
-        ValueError, match=r"table 'item' as row_wise has a shard on rank 4, .* ranks 0 to 1"
-    ):
+    with pytest.raises(ValueError, match=r"table 'item'.*row_wise.*rank 4,.*ranks 0 to 1"):
         NoopPerfModel(ranks(2, hbm=99)).rate([split])

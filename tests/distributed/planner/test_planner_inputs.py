@@ -85,7 +85,7 @@ def test_tables_together_on_ranks_that_have_none_in_common_are_refused():
         name: ParameterConstraints(sharding_types=["table_wise"], colocate="a", pin=[rank])
         for rank, name in enumerate(("t0", "t1"))
     }
-    with pytest.raises(PlannerError, match=r"'t0', 't1' are colocated, .* no rank in common"):
+    with pytest.raises(PlannerError, match=r"'t0', 't1'.* no rank in common"):
         EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=words).plan(bags((8, 4), (8, 4)))
     words["t1"].pin = [0]
     plan = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=words).plan(

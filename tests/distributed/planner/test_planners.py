@@ -46,7 +46,7 @@ def test_plan_has_every_table_of_every_collection_in_the_models_order():
 def test_plan_of_a_model_without_tables_is_empty():
     plan = EmbeddingShardingPlanner(Topology(2, "cpu")).plan(torch.nn.Linear(2, 2))
     assert plan.plan == {}
-    with pytest.raises(PlannerError, match="has no table that a sharder shards"):
+    with pytest.raises(PlannerError, match=r"no table.*sharder"):
         plan.explain()
 
 

@@ -348,7 +348,7 @@ def test_cache_params_are_saved_with_the_plan(tmp_path):
         ParameterSharding("row_wise", "fused")
     )
     damaged = plan.to_json().replace('"lfu"', '"mru"')
-    with pytest.raises(ValueError, match=r"the cache of module '', table 'item' is .*'mru'"):
+    with pytest.raises(ValueError, match=r"module '', table 'item'.*'mru'"):
         ShardingPlan.from_json(damaged)
 
 
@@ -380,9 +380,7 @@ def test_cache_that_cannot_be_built_is_refused(cache, message):
 
 
 def test_copies_of_a_table_are_not_cached(ranks):
-    with pytest.raises(
-        Exception, match=r"every rank a replica of table 't0'.* 'fused_uvm_caching'.* row_wise"
-    ):
+    with pytest.raises(Exception, match=r"table 't0'.*'fused_uvm_caching'.*row_wise"):
         ranks(1).run(
             train,
             kind="data_parallel",

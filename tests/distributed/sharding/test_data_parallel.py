@@ -350,7 +350,5 @@ def test_training_copies_without_a_process_group_says_what_is_missing():
     features = batch(1, 3).to(device())
     with torch.no_grad():
         assert_close(sharded(features).values(), ebc.to(device())(features).values())
-    with pytest.raises(
-        ValueError, match="training data_parallel tables over 2 ranks needs a process group"
-    ):
+    with pytest.raises(ValueError, match=r"data_parallel.*2 ranks needs a process group"):
         sharded(features)

@@ -86,7 +86,7 @@ def test_rows_that_no_id_names_are_not_hot():
 
 
 def test_laws_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match=r"exponent=-1 must be a finite number, at least 0"):
+    with pytest.raises(ValueError, match=r"exponent=-1 .* at least 0"):
         PowerLaw(-1)
     with pytest.raises(ValueError, match="exponent=nan"):
         PowerLaw(float("nan"))

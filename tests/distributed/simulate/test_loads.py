@@ -85,13 +85,11 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads([batch] * 3, 2)
     with pytest.raises(ValueError, match="2 ranks got 0 batches"):
         rank_loads([], 2)
-    with pytest.raises(
-        ValueError, match=r"batch 0: id 9 of feature 'f' is outside its table of 8 rows.*0 to 7"
-    ):
+    with pytest.raises(ValueError, match=r"batch 0: id 9.*feature 'f'.*8 rows.*0 to 7"):
         rank_loads(batch, 2).ids("f", 8, *ALL)
-    with pytest.raises(ValueError, match=r"batches has no value for feature 'g'.*\['f'\]"):
+    with pytest.raises(ValueError, match=r"no.*feature 'g'.*\['f'\]"):
         rank_loads(batch, 2).ids("g", 8, *ALL)
-    with pytest.raises(ValueError, match="pooling_factor has no value for feature 'g'"):
+    with pytest.raises(ValueError, match=r"pooling_factor.*no.*feature 'g'"):
         rank_loads(Load(1, {"f": 1}), 2).ids("g", 8, *ALL)
 
 
@@ -131,6 +129,6 @@ def test_sums_of_an_exchange_are_those_of_its_matrix(data, hosts, reach):
 
 def test_a_matrix_of_a_thousand_ranks_is_not_made():
     exchange = Exchange("output rows", "", np.ones((1024, 1)), np.ones((1, 1024)), 8)
-    with pytest.raises(ValueError, match="1024 x 1024 ranks is too large, at most 512"):
+    with pytest.raises(ValueError, match=r"1024 x 1024 ranks.* at most 512"):
         exchange.matrix()
     assert exchange.sent[:, 5].tolist() == [7, 1016]

@@ -366,7 +366,7 @@ def test_models_of_several_collections_have_their_own_exchanges():
     assert step.issues() == {SIZES: 2, IDS: 2, ROWS: 2, GRADIENTS: 2}
     by_path = {path: [item()] for path in ("bags", "rows")}
     assert simulate(plan, topology, by_path, Load(3, 2)).issues() == step.issues()
-    with pytest.raises(ValueError, match=r"modules \['bags', 'rows'\]: give path -> tables"):
+    with pytest.raises(ValueError, match=r"modules \['bags', 'rows'\]: give"):
         simulate(plan, topology, [item()], Load(3))
 
 
@@ -377,20 +377,20 @@ def test_arguments_that_do_not_belong_together_are_refused():
         simulate(plan, topology, [item(), item(name="user")], Load(1))
     with pytest.raises(
         ValueError,
-        match="made for a table 'item' of 8 x 4 rows and columns, and this one has 9 x 4",
+        match=r"table 'item'.*8 x 4 rows.*9 x 4",
     ):
         simulate(plan, topology, [item(9)], Load(1))
     with pytest.raises(ValueError, match=r"on each of ranks 0 to 3"):
         simulate(plan, Topology(4, "cpu"), [item()], Load(1))
     everywhere = {"item": entry(ShardingType.DATA_PARALLEL, item(), topology)}
-    with pytest.raises(ValueError, match=r"on every rank of 4, and the plan names ranks \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"every rank of 4.* ranks \[0, 1\]"):
         simulate(everywhere, Topology(4, "cpu"), [item()], Load(1))
     with pytest.raises(ValueError, match=r"slow=\{2: 2.0\} for 2 ranks"):
         simulate(plan, topology, [item()], Load(1), slow={2: 2.0})
     with pytest.raises(ValueError, match=r"stragglers\(behind=-1\)"):
         simulate(plan, topology, [item()], Load(1)).stragglers(-1)
     plan["item"].sharding_type = "by_moon"
-    with pytest.raises(ValueError, match="'by_moon' is not a valid ShardingType"):
+    with pytest.raises(ValueError, match=r"'by_moon'.*not.*ShardingType"):
         simulate(plan, topology, [item()], Load(1))
     plan["item"].sharding_type, plan["item"].compute_kernel = "row_wise", "fused_uvm"
     with pytest.raises(PlannerError, match="compute kernel 'fused_uvm'"):

@@ -512,9 +512,7 @@ def test_semi_sync_looks_tables_up_after_the_optimizer_that_updates_them(ranks):
     for wanted, found in zip(wanted_of, ranks(2).run(kept_fresh, strict=False), strict=True):
         assert all(map(torch.equal, wanted[0], found[0]))
         assert_same(wanted[1], found[1], "of the plain loop")
-    with pytest.raises(
-        RankError, match=r"strict=True: the optimizer, not backward, updates \['tables'\]"
-    ):
+    with pytest.raises(RankError, match=r"strict=True.*not.*\['tables'\]"):
         ranks(2).run(kept_fresh, strict=True)
 
 
