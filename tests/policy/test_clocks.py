@@ -14,7 +14,7 @@ PROFILE_SETTINGS = {"deadline", "derandomize", "database", "suppress_health_chec
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 PROFILE_FILE = "tests/conftest.py"
 # A file without these words has nothing to find, and is not parsed.
-WORTH_PARSING = re.compile(r"settings\(|assert [^\n]*(time|monotonic|perf_counter)")
+WORTH_PARSING = re.compile(r"settings\(|\b(time|monotonic|perf_counter)(_ns)?\(|_time(_ns)?\(")
 
 
 def reads_clock(node: ast.AST) -> bool:
