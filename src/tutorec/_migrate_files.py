@@ -88,25 +88,25 @@ class SourceText:
     encoding: str
     cells: dict[int, list[Span]] | None
 
-    def write(self, positions: Mapping[int, Sequence[int]], word: str, other: str) -> None:
-        """Replace a word, in the whole file or not at all; permissions stay.
+    def write(self, positions: Mapping[int, Sequence[int]], name: str, replacement: str) -> None:
+        """Replace a name in the whole file or not at all; permissions stay.
 
         Args:
-            positions: Number of a block -> the positions where the word begins.
-            word: The word.
-            other: The other one; letters, digits and ``_``.
+            positions: Number of a block -> the positions where the name begins.
+            name: The name to replace.
+            replacement: The new name; letters, digits and ``_``.
         """
         edits: list[tuple[int, int, str]] = []
         for number, starts in positions.items():
             if self.cells is None:
-                edits += [(start, start + len(word), other) for start in starts]
+                edits += [(start, start + len(name), replacement) for start in starts]
                 continue
 
-            # The word may be written with escapes, or over two strings of a list.
+            # The name may be written with escapes, or over two strings of a list.
             characters = self._characters(self.cells[number]) if starts else []
             for start in starts:
-                first, *rest = characters[start : start + len(word)]
-                edits.append((*first, other))
+                first, *rest = characters[start : start + len(name)]
+                edits.append((*first, replacement))
                 edits += [(*span, "") for span in rest]
 
         chunks: list[str] = []

@@ -258,14 +258,14 @@ def named_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
-def several(count: int, one: str) -> str:
+def several(count: int, noun: str) -> str:
     """A number with its noun.
 
     Example:
         >>> several(1, "rank"), several(1200, "rank")
         ('1 rank', '1,200 ranks')
     """
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def number_text(value: float, digits: int = 3) -> str:

@@ -112,7 +112,7 @@ def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
             TypeError,
             (
                 r"table 'products' a ParameterShardingGenerator, table_wise\(rank=0\), where a "
-                r"ParameterSharding is due"
+                r"ParameterSharding is expected"
             ),
         ),
     ],

@@ -1,4 +1,4 @@
-"""Ids dealt out by row range: what ranks that share the rows of a table send to each other.
+"""Bucketize ids by row range: what ranks that share the rows of a table send to each other.
 
 It runs fbgemm's operator where fbgemm was chosen and plain torch elsewhere, with the same result.
 """

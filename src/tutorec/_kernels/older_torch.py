@@ -1,4 +1,4 @@
-"""What a torch older than the pinned one needs: branches on its version stand here alone."""
+"""Support of torch older than the pinned version: all branches on its version are here."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def gloo_connects_silently() -> Iterator[None]:
 
 
 def renew_constants(program: torch.export.ExportedProgram) -> None:
-    """Describe the tensors anew that a graph made of numbers, in place.
+    """Describe again the tensors that a graph made of numbers, in place.
 
     A torch before 2.11 may have freed its description, and then cannot save the program:
     "unsupported scalarType".

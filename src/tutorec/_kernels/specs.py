@@ -1,4 +1,4 @@
-"""What a table-batched operator is told: its tables, their pooling, and its optimizer.
+"""Specification of a table-batched operator: its tables, their pooling, and its optimizer.
 
 The optimizers run inside backward. Per touched row with g, the sum of its gradients; m_r and v_r
 are one number for the whole row:
@@ -171,7 +171,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
-    """The pooling that a kernel is asked for when it gets the weights of ``bag_weights``.
+    """The pooling of the kernel that gets the weights of ``bag_weights``.
 
     Example:
         >>> from tutorec._kernels.specs import kernel_pooling

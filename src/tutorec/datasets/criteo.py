@@ -219,7 +219,7 @@ class CriteoDataset:
         require_int("epochs", epochs, 0)
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last)
         for epoch in range(epochs):
-            with byte_bar(f"epoch {epoch}", *self.paths, wanted=self.progress) as bar:
+            with byte_bar(f"epoch {epoch}", *self.paths, shown=self.progress) as bar:
                 yield from map(self.to_batch, _rows_of_slices(self.paths, slices, bar))
 
     def to_batch(self, rows: CriteoColumns) -> Batch:

@@ -265,8 +265,8 @@ class ParquetDataset(IterableDataset[Batch]):
             warn_caller(remark)
         return rounded
 
-    def _to_batch(self, parts: list[_Rows]) -> Batch:
-        lists = [block.lists[feature] for feature in range(len(self.sparse)) for block in parts]
+    def _to_batch(self, blocks: list[_Rows]) -> Batch:
+        lists = [block.lists[feature] for feature in range(len(self.sparse)) for block in blocks]
         values = np.concatenate([values[offsets[0] : offsets[-1]] for offsets, values in lists])
         lengths = np.concatenate([np.diff(offsets) for offsets, _ in lists]).astype(
             np.int32, copy=False
@@ -274,7 +274,7 @@ class ParquetDataset(IterableDataset[Batch]):
         kjt = KeyedJaggedTensor(
             self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths)
         )
-        columns = list(map(np.concatenate, zip(*(block.numbers for block in parts), strict=True)))
+        columns = list(map(np.concatenate, zip(*(block.numbers for block in blocks), strict=True)))
         size = len(lengths) // len(self.sparse)
         dense = columns[: len(self.dense)]
         label = columns[len(self.dense) :]

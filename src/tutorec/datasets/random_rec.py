@@ -24,7 +24,7 @@ class RandomRecDataset(IterableDataset[Batch]):
         ids_per_features: the same for each feature; ``ids_per_feature`` is not read then.
         num_dense: D, dense columns.
         manual_seed: of a generator of its own; by default torch's global one is used.
-        num_batches: batches of a pass; without end by default.
+        num_batches: batches of a pass; unlimited by default.
         num_generated_batches: so many batches are made at once and repeated in turn; below 0 each
             batch is generated when it is requested.
         min_ids_per_feature: the fewest ids of a bag; ``ids_per_feature`` by default, and 0 where

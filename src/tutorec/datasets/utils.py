@@ -288,7 +288,7 @@ class RowBatches(Iterator[Batch]):
                 yield base + end, rows_done + start, rows_done + stop
 
 
-def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+def split_evenly(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """The range start..stop-1 as consecutive ranges of almost equal size, larger ones first.
 
     Example:
@@ -296,8 +296,8 @@ def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
         >>> split_evenly(0, 7, 3)
         [(0, 3), (3, 5), (5, 7)]
     """
-    size, larger = divmod(stop - start, parts)
-    ends = [start + index * size + min(index, larger) for index in range(parts + 1)]
+    size, larger = divmod(stop - start, count)
+    ends = [start + index * size + min(index, larger) for index in range(count + 1)]
     return list(pairwise(ends))
 
 
@@ -491,16 +491,18 @@ def _two_parts(
 
 
 class _Part(IterDataPipe):
-    """The samples for which a rule says ``kept``; the rule begins again in every pass."""
+    """The samples for which a rule returns ``selected``; the rule restarts in every pass."""
 
     def __init__(
-        self, datapipe: Iterable[Any], rule: Callable[[], Callable[[int], bool]], kept: bool
+        self, datapipe: Iterable[Any], rule: Callable[[], Callable[[int], bool]], selected: bool
     ) -> None:
         super().__init__()
         self.datapipe = datapipe
         self.rule = rule
-        self.kept = kept
+        self.selected = selected
 
     def __iter__(self) -> Iterator[Any]:
         in_training = self.rule()
-        return (sample for idx, sample in enumerate(self.datapipe) if in_training(idx) == self.kept)
+        for idx, sample in enumerate(self.datapipe):
+            if in_training(idx) == self.selected:
+                yield sample

@@ -102,7 +102,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         super().__init__(source, table_name_to_parameter_sharding, env, device)
         self._configs = configs
         self._need_indices = module.need_indices()
-        self._input_dist_module = ShardedQuantEcInputDist(self._asked)
+        self._input_dist_module = ShardedQuantEcInputDist(self._active_shardings)
         self._feature_of = {
             key: feature
             for table in self._tables
@@ -137,7 +137,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Collect the rows under the names of the unsharded module."""
         by_name: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
-        for sharding, rows, context in zip(self._asked, output, ctx, strict=True):
+        for sharding, rows, context in zip(self._active_shardings, output, ctx, strict=True):
             for slots, batch, first, call_rows in sharding.rows_home(
                 rows, context, self._output_device
             ):

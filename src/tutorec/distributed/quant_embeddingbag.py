@@ -144,14 +144,22 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         super().__init__(source, table_name_to_parameter_sharding, env, device)
 
         self._configs = configs
-        self._input_dist_module = ShardedQuantEbcInputDist(self._asked)
+        self._input_dist_module = ShardedQuantEbcInputDist(self._active_shardings)
         self._keys = [key for table in self._tables for key in table.output_keys]
         self._result_features = [feature for table in self._tables for feature in table.features]
-        arriving = [slot for sharding in self._asked for call in sharding.calls for slot in call]
+        arriving = [
+            slot for sharding in self._active_shardings for call in sharding.calls for slot in call
+        ]
         self._columns = ColumnOrder(arriving, wanted=self._keys)
-        unsplit = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
+        unsplit = len(self._active_shardings) == 1 and isinstance(
+            self._active_shardings[0], InferWholeRowsSharding
+        )
         # In a list, so that it is not registered as a submodule a second time.
-        self._alone = self._asked[0].lookups if unsplit and len(self._asked[0].lookups) == 1 else []
+        self._alone = (
+            self._active_shardings[0].lookups
+            if unsplit and len(self._active_shardings[0].lookups) == 1
+            else []
+        )
 
     _lookup_of = InferGroupedPooledEmbeddingsLookup
 
@@ -209,14 +217,14 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
 
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Concatenate the columns in the order of the unsharded module."""
-        if not self._asked:
+        if not self._active_shardings:
             return KeyedTensor(
                 [], [], no_columns(ctx.features, self._output_dtype).to(self._output_device)
             )
 
         columns = [
             sharding.gather(pooled, context, self._output_device)
-            for sharding, pooled, context in zip(self._asked, output, ctx, strict=True)
+            for sharding, pooled, context in zip(self._active_shardings, output, ctx, strict=True)
         ]
         joined = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
         keyed = self._keyed(joined)

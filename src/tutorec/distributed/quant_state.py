@@ -153,7 +153,7 @@ class ShardedQuantModule(
         )
 
         active = [sharding for sharding in self._shardings if sharding.features]
-        self._asked = active
+        self._active_shardings = active
         self._lookups: list[nn.Module] = [self._lookup_of(sharding.lookups) for sharding in active]
         # TorchRec's attribute, set at its first batch; here functions collect the results.
         self._output_dists = nn.ModuleList()
@@ -183,7 +183,7 @@ class ShardedQuantModule(
 
     def create_context(self) -> QuantContext:
         """Return an empty context for one batch."""
-        return QuantContext(InferContext() for _ in self._asked)
+        return QuantContext(InferContext() for _ in self._active_shardings)
 
     def compute(self, ctx: QuantContext, dist_input: list[list[Any]]) -> list[list[Any]]:
         """Look rows up on every device."""

@@ -344,9 +344,9 @@ class Run:
         def retrieved(batch: Batch) -> Tensor:
             return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
 
-        def recalls(answer: Callable[[Batch], Tensor]) -> dict[int, float]:
+        def recalls(retrieve: Callable[[Batch], Tensor]) -> dict[int, float]:
             test = data(2048, *self.ranks, split="test").map(change or self.to_device)
-            return recall_at(ks, test, answer, "item")
+            return recall_at(ks, test, retrieve, "item")
 
         model_recall = recalls(retrieved)
         popular_recall = recalls(lambda batch: popular.expand(len(batch.labels), -1))

@@ -332,15 +332,15 @@ def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
     )
 
 
-def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> Any:
+def _tensors_of(graph: torch.fx.Graph, result: torch.fx.Node, example: Any) -> Any:
     """The tensors of a result, as nodes."""
     if isinstance(example, Tensor):
-        return answer
+        return result
     if isinstance(example, KeyedTensor):
-        return graph.call_method("values", (answer,))
+        return graph.call_method("values", (result,))
     if isinstance(example, tuple) and example:
         elements = [
-            graph.call_function(operator.getitem, (answer, index)) for index in range(len(example))
+            graph.call_function(operator.getitem, (result, index)) for index in range(len(example))
         ]
         return tuple(
             _tensors_of(graph, element, value)

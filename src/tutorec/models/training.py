@@ -380,15 +380,15 @@ def _answer(
     )
 
 
-def _form(answer: Any) -> str:
+def _form(result: Any) -> str:
     """The form of a result: ``(a tensor [], a dict)``."""
-    if isinstance(answer, tuple | list):
-        return f"({', '.join(map(_form, answer))})"
+    if isinstance(result, tuple | list):
+        return f"({', '.join(map(_form, result))})"
 
     return (
-        f"a tensor {list(answer.shape)}"
-        if isinstance(answer, Tensor)
-        else f"a {type(answer).__name__}"
+        f"a tensor {list(result.shape)}"
+        if isinstance(result, Tensor)
+        else f"a {type(result).__name__}"
     )
 
 

@@ -216,8 +216,8 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
             update_rows(optimizer, update, table, touched.grad, groups)
 
 
-def _weights_gradient(one: PooledBatch, rows: Tensor, grad: Tensor) -> Tensor:
+def _weights_gradient(batch: PooledBatch, rows: Tensor, grad: Tensor) -> Tensor:
     """Gradient of each id's weight: its row times the gradient of its bag [N]."""
-    assert one.weights is not None and not one.mean, "a mean of weighted rows is a sum here"
-    bags = torch.repeat_interleave(one.offsets.diff(), output_size=one.values.numel())
-    return (rows.float() * grad[bags]).sum(1).to(one.weights.dtype)
+    assert batch.weights is not None and not batch.mean, "a mean of weighted rows is a sum here"
+    bags = torch.repeat_interleave(batch.offsets.diff(), output_size=batch.values.numel())
+    return (rows.float() * grad[bags]).sum(1).to(batch.weights.dtype)

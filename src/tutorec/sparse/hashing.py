@@ -1,4 +1,4 @@
-"""Hashing ids to rows: from names and numbers without end to a table that has an end."""
+"""Hashing ids to rows: unbounded ids to a fixed number of rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

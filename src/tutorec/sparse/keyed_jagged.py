@@ -793,7 +793,7 @@ class KeyedJaggedTensor:
         layout = self._layout
         on_cpu = type(values) is Tensor and values.is_cpu
         if not on_cpu and isinstance(values, Tensor) and values.is_meta:
-            # a stand-in where there are no numbers: as even as can be, more to the first
+            # placeholder lengths on meta tensors: split evenly, longer ones first
             keys = len(layout._keys)
             total = values.shape[0]
             return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]

@@ -140,14 +140,14 @@ class Channel:
         """Text of the progress of the message in flight; empty without one."""
         if self._unsent:
             left = sum(map(len, self._unsent))
-            return f"it had taken {_parts(self._sending - left, self._sending)} of the arguments"
+            return f"it had taken {_progress(self._sending - left, self._sending)} of the arguments"
         if self._message is not None:
-            return f"{_parts(self._filled, len(self._message))} of its value had come"
+            return f"{_progress(self._filled, len(self._message))} of its value had come"
         return ""
 
 
-def _parts(done: int, whole: int) -> str:
-    return f"{bytes_text(max(0, done))} of {bytes_text(whole)}"
+def _progress(received: int, total: int) -> str:
+    return f"{bytes_text(max(0, received))} of {bytes_text(total)}"
 
 
 def listener(folder: str) -> socket.socket:

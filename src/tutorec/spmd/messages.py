@@ -464,15 +464,15 @@ def stall_message(
 
 
 def _uneven(
-    doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], done: Sequence[int]
+    doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], returned: Sequence[int]
 ) -> str:
     """First line when nobody stalls: the ranks did not call the same collectives."""
     where = ", ".join(
         f"rank {rank} waits in {state['collective']}" for rank, state in waiting.items()
     )
     other = (
-        f"{named_ranks(done)} returned without that call"
-        if done
+        f"{named_ranks(returned)} returned without that call"
+        if returned
         else "no rank is on its way to join"
     )
     return (

@@ -67,7 +67,7 @@ class WorkerContext:
         token: Names the pool and its generation; a handle of another one is refused.
         rank: This process's rank.
         world_size: W, ranks in the pool.
-        kept: Objects kept by :meth:`RankWorld.keep`, by key.
+        kept_objects: Objects kept by :meth:`RankWorld.keep`, by key.
         run: Number of the run in progress, from 1.
         keep_counts: How often each line of code has called ``keep`` in this run.
         process: This process's id; a fork of it is not a rank.
@@ -77,7 +77,7 @@ class WorkerContext:
     token: str
     rank: int
     world_size: int
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept_objects: dict[str, Any] = field(default_factory=dict)
     run: int = 0
     keep_counts: dict[str, int] = field(default_factory=dict)
     process: int = field(default_factory=os.getpid)
@@ -108,18 +108,18 @@ class Kept:
     Args:
         token: The pool's generation.
         key: The run and the place in the code that kept the object.
-        kind: Type name of the object, for the printed form.
+        type_name: Type name of the object, for the printed form.
         where: The run and the place as a reader knows them.
     """
 
     token: str
     key: str
-    kind: str = field(compare=False)
+    type_name: str = field(compare=False)
     where: str = field(compare=False)
 
     def __repr__(self) -> str:
         ended = "" if self.token in live_tokens or rank_side() is not None else ", ranks ended"
-        return f"<{self.kind} kept on the ranks by {self.where}{ended}>"
+        return f"<{self.type_name} kept on the ranks by {self.where}{ended}>"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str, str, str]]:
         side = rank_side()
@@ -129,32 +129,33 @@ class Kept:
                 "failed and all were restarted), so what it stood for is lost: run the function "
                 "that keeps it again"
             )
-        return _restore_kept, (self.token, self.key, self.kind, self.where)
+        return _restore_kept, (self.token, self.key, self.type_name, self.where)
 
 
-def _restore_kept(token: str, key: str, kind: str, where: str) -> Any:
+def _restore_kept(token: str, key: str, type_name: str, where: str) -> Any:
     """The kept object itself on a rank of the pool, the handle elsewhere."""
     side = rank_side()
     if side is None or token in live_tokens:
-        return _caller_handle(token, key, kind, where)
+        return _caller_handle(token, key, type_name, where)
     if side.token != token:
         raise ValueError(
-            f"the handle of a {kind} kept by {where} belongs to another pool of ranks than this one"
+            f"the handle of a {type_name} kept by {where} belongs to another pool of ranks than "
+            "this one"
         )
-    if key not in side.kept:
+    if key not in side.kept_objects:
         raise ValueError(
-            f"rank {side.rank} did not keep the {kind} that another rank kept by {where}: call "
-            "keep on every rank"
+            f"rank {side.rank} did not keep the {type_name} that another rank kept by {where}: "
+            "call keep on every rank"
         )
 
-    return side.kept[key]
+    return side.kept_objects[key]
 
 
-def _caller_handle(token: str, key: str, kind: str, where: str) -> Kept:
+def _caller_handle(token: str, key: str, type_name: str, where: str) -> Kept:
     """The caller's one handle for ``key``; its end drops the objects on the ranks."""
     handle = _handles.get((token, key))
     if handle is None:
-        handle = _handles[token, key] = Kept(token, key, kind, where)
+        handle = _handles[token, key] = Kept(token, key, type_name, where)
         weakref.finalize(handle, _drop, token, key).atexit = False
     return handle
 
@@ -195,7 +196,7 @@ class RankWorld:
         location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         nth = side.keep_counts[location] = side.keep_counts.get(location, 0) + 1
         key = f"{side.run}:{location}:{nth}"
-        side.kept[key] = obj
+        side.kept_objects[key] = obj
         where = f"run {side.run} in {frame.f_code.co_name}, line {frame.f_lineno}" + (
             f", number {nth}" if nth > 1 else ""
         )
@@ -318,7 +319,7 @@ def _end(side: WorkerContext) -> None:
         threading._shutdown,  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs,
         _flush_files,  # Before cycles are collected: one may close a file under its buffer.
-        side.kept.clear,
+        side.kept_objects.clear,
         gc.collect,
         _close_archives,
         _flush_files,
@@ -423,7 +424,7 @@ def _serve(tasks: Connection, side: WorkerContext) -> None:
         side.run = task["run"]
         side.keep_counts = {}
         for key in task["forget"]:
-            side.kept.pop(key, None)
+            side.kept_objects.pop(key, None)
             functions.pop(key, None)
         if task["sys_path"] is not None:
             sys.path[:] = task["sys_path"]
@@ -490,11 +491,11 @@ def _failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _send(tasks: Connection, side: WorkerContext, kind: str, content: Any) -> None:
+def _send(tasks: Connection, side: WorkerContext, message_type: str, content: Any) -> None:
     # The function forked, and this is the child: the parent answers.
     if os.getpid() != side.process:
         os._exit(0)
-    message = pickle.dumps((kind, side.run, content))
+    message = pickle.dumps((message_type, side.run, content))
     try:
         tasks.send_bytes(message)
     except ConnectionError:

@@ -66,7 +66,7 @@ def load_checkpoint(
         optimizer: The optimizer that steps outside of backward; without it, its stored state is
             ignored.
         optimizer_state: Load the state of optimizers, which must be those that were saved; False
-            loads the weights only, and any optimizers start anew.
+            loads the weights only, and optimizers start from their initial state.
 
     Returns:
         The checkpoint's info, with step and data position.

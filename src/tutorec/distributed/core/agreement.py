@@ -27,7 +27,7 @@ def check_agreement(
         subject: The operation that is about to run, for the message.
         facts: Fact -> value. A fact that some ranks do not have is a disagreement.
         env: The ranks. Without a process group only ``problem`` is checked.
-        problem: This rank's own error. It is raised here after the other ranks have been told.
+        problem: This rank's own error. It is raised here after the other ranks have received it.
 
     Raises:
         AgreementError: Ranks differ, or another rank has a problem.

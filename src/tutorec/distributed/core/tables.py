@@ -305,8 +305,8 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
         if not isinstance(sharding, ParameterSharding):
             raise TypeError(
                 f"the plan gives table {table!r} a {type(sharding).__name__}, {sharding!r}, where "
-                "a ParameterSharding is due: construct_module_sharding_plan(module, "
-                "per_param_sharding) makes a plan of words"
+                "a ParameterSharding is expected: construct_module_sharding_plan(module, "
+                "per_param_sharding) makes a plan from table_wise() and its like"
             )
 
     source = next((f"{sharding.source}: " for sharding in plan.values() if sharding.source), "")

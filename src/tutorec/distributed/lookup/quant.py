@@ -25,8 +25,8 @@ class QuantShard:
     """A shard of a quantized table on one device.
 
     Args:
-        piece: Its rows, columns and number format.
-        whole: The table that it belongs to.
+        local: Its rows, columns and number format.
+        table: The table that it belongs to.
         packed: All packed rows of the table ``[R, row_bytes]``, on their present device.
         row_offset: First row of the shard.
         column_offset: First column of the shard.
@@ -34,8 +34,8 @@ class QuantShard:
         pooling: How the device pools; ``"none"`` returns a row per id.
     """
 
-    piece: PackedTable
-    whole: PackedTable
+    local: PackedTable
+    table: PackedTable
     packed: Tensor
     row_offset: int
     column_offset: int
@@ -44,7 +44,7 @@ class QuantShard:
 
     def in_place(self, device: torch.device) -> Tensor | None:
         """The shard's packed rows as a view of the table, or None if the device needs a copy."""
-        alike = self.piece.columns == self.whole.columns and self.packed.device == device
+        alike = self.local.columns == self.table.columns and self.packed.device == device
         rows = self._rows()
         return rows if alike and rows.is_contiguous() else None
 
@@ -52,17 +52,17 @@ class QuantShard:
         """Copy the shard's packed rows ``[R, row_bytes]``; zeros for a table on the meta device."""
         if self.packed.is_meta:
             out.zero_()
-        elif self.piece.columns == self.whole.columns:
+        elif self.local.columns == self.table.columns:
             out.copy_(self._rows())
         elif out.device == self.packed.device:
-            cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout, out)
+            cut_columns(self._rows(), self.table.layout, self.column_offset, self.local.layout, out)
         else:
             out.copy_(
-                cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout)
+                cut_columns(self._rows(), self.table.layout, self.column_offset, self.local.layout)
             )
 
     def _rows(self) -> Tensor:
-        return self.packed[self.row_offset : self.row_offset + self.piece.rows]
+        return self.packed[self.row_offset : self.row_offset + self.local.rows]
 
 
 @torch.fx.wrap
@@ -162,7 +162,7 @@ class DeviceLookup(nn.Module):
         looked_up = [index for index, features in enumerate(self._features) if features]
         self._counts = [len(self._features[index]) for index in looked_up]
         # A plain list: indexing a ModuleList takes as long as a small lookup.
-        self._asked: list[Any] = [self._operators[index] for index in looked_up]
+        self._active_operators: list[Any] = [self._operators[index] for index in looked_up]
 
     @property
     def features(self) -> list[str]:
@@ -189,7 +189,7 @@ class DeviceLookup(nn.Module):
         batches = [features] if len(self._counts) == 1 else features.split(self._counts)
         results: list[Tensor] = []
 
-        for index, operator in enumerate(self._asked):
+        for index, operator in enumerate(self._active_operators):
             ids, offsets, weights = _unwrap_kjt(batches[index])
             # `forward`, not a call: a traced graph should contain the operator, not its module.
             results.append(
@@ -255,14 +255,14 @@ class InferGroupedEmbeddingsLookup(_InferLookup):
 def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
     """The properties that shards of one operator share."""
     # Unpooled rows fit into one tensor only if they have equal widths.
-    layout = shard.piece.layout
+    layout = shard.local.layout
     width = (layout.columns, layout.stored_columns) if shard.pooling == "none" else None
     rows = shard.in_place(device)
 
     return (
         shard.pooling,
         width,
-        shard.piece.alignment,
+        shard.local.alignment,
         None if rows is None else rows.untyped_storage().data_ptr(),
         bool(shard.features),
     )
@@ -272,7 +272,7 @@ def _operator(
     shards: Sequence[QuantShard], device: torch.device, output_dtype: torch.dtype
 ) -> PackedTableLookup:
     """The operator of shards with equal properties, on views of their tables or else on copies."""
-    tables = [shard.piece for shard in shards]
+    tables = [shard.local for shard in shards]
     feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
     pooling = shards[0].pooling
     rows = [shard.in_place(device) for shard in shards]

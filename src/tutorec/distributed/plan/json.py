@@ -145,8 +145,8 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
     if document.get("version") != VERSION:
         raise ValueError(
             f"{source} is a sharding plan of version {document.get('version')}, and this tutorec "
-            f"reads version {VERSION}: read it with the tutorec that wrote it, and make the plan "
-            "anew"
+            f"reads version {VERSION}: read it with the tutorec that wrote it, or "
+            "plan again"
         )
 
     reader = _PlanReader(source)

@@ -205,12 +205,12 @@ class _Draw(NamedTuple):
 
 
 def _features(
-    what: str, tables: Sequence[BaseEmbeddingConfig], poolings: Sequence[int] | None, mean: int
+    argument: str, tables: Sequence[BaseEmbeddingConfig], poolings: Sequence[int] | None, mean: int
 ) -> dict[str, tuple[int, int]]:
     """For each feature: number of ids of its tables, and mean bag length."""
     if poolings and len(poolings) != len(tables):
         raise ValueError(
-            f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one "
+            f"{argument}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one "
             "for each"
         )
 

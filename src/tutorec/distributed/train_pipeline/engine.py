@@ -156,7 +156,7 @@ class TrainPipeline(Generic[In, Out]):
             self.attach()
         # Fill: batches in flight run the stages that they have missed.
         for position, stage in self._fill:
-            if position >= len(self._flight) or stage not in self._flight[position].done:
+            if position >= len(self._flight) or stage not in self._flight[position].passed_stages:
                 self._do(stage, position)
 
         if not self._options.execute_all_batches:
@@ -286,11 +286,11 @@ class TrainPipeline(Generic[In, Out]):
             self._flight.append(self._options.context_type(index=self._next_index))
             self._next_index += 1
 
-        if position >= len(self._flight) or stage in self._flight[position].done:
+        if position >= len(self._flight) or stage in self._flight[position].passed_stages:
             return
 
         ctx = self._flight[position]
-        ctx.done.add(stage)
+        ctx.passed_stages.add(stage)
         if stage.run is Stages.start_input_dist and not self._may_start(ctx):
             return
 

@@ -40,7 +40,7 @@ class TrainPipelineContext:
         arguments: Path -> the module's arguments, computed ahead of the forward.
         written: Path -> the tensors of its arguments, and how often each had been written in place
             by then; for the first batches.
-        done: The stages that the batch has passed.
+        passed_stages: The stages that the batch has passed.
         error: Why it could not be loaded or prepared on this rank; raised when its turn comes.
         states: Each rank's state of this batch, if the ranks have exchanged them; see
             `TrainPipeline`.
@@ -60,7 +60,7 @@ class TrainPipelineContext:
     embedding_a2a_requests: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     written: dict[str, list[tuple[Tensor, int]]] = field(default_factory=dict)
-    done: set[Hashable] = field(default_factory=set)
+    passed_stages: set[Hashable] = field(default_factory=set)
     error: Exception | None = None
     states: list[int] | None = None
     losses: Any = None
