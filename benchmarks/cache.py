@@ -31,13 +31,12 @@ from benchmarks.harness import Bar, Report, Sample, compare, interleave, machine
 from benchmarks.library import RATE, Sizes, chosen
 from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
-from tutorec._kernels.pages import drop_pages
-from tutorec._kernels.row_cache import CacheCounts
-from tutorec._kernels.row_file import CacheAlgorithm, CacheSpec
+from tutorec._kernels.caches.cached_tables import CachedTableBatch
+from tutorec._kernels.caches.row_cache import CacheAlgorithm, CacheCounts, CacheSpec
+from tutorec._kernels.caches.row_file import drop_pages
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.hit_rate import hit_rate
 

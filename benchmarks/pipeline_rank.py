@@ -20,7 +20,8 @@ from benchmarks.memory import peak_during, resident
 from benchmarks.rows import Row, Timed, time_row
 from benchmarks.sharded_rank import everywhere, quiet
 from benchmarks.train_rank import Shape, TrainCase, dense_and_fused, draw_lists, parallel_model
-from tutorec._kernels.pages import drop_pages, return_freed_memory
+from tutorec._kernels.caches.row_file import drop_pages
+from tutorec._kernels.memory import return_freed_memory
 from tutorec.awaitable import Awaitable
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams

@@ -13,7 +13,7 @@ from modules.test_growing import stream
 from process_memory import measurable, peak_during, resident
 from torch import Tensor
 
-from tutorec._kernels.unwritten import is_all_zero
+from tutorec._kernels.memory import is_all_zero
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder

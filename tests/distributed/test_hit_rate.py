@@ -10,7 +10,7 @@ import pytest
 import torch
 from pairwise import pairwise_cover
 
-from tutorec._kernels.row_cache import RowCache
+from tutorec._kernels.caches.row_cache import RowCache
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder

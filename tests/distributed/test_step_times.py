@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.row_cache import CacheCounts
-from tutorec._kernels.row_file import zeros_in_file
+from tutorec._kernels.caches.row_cache import CacheCounts
+from tutorec._kernels.caches.row_file import zeros_in_file
 from tutorec.distributed import step_times
 from tutorec.distributed.cache import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -196,7 +196,7 @@ def test_restored_pages_are_those_of_popular_rows_and_keep_their_numbers(tmp_pat
 
 @linux
 def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path: Path) -> None:
-    from tutorec._kernels.pages import drop_pages
+    from tutorec._kernels.caches.row_file import drop_pages
 
     numbers = zeros_in_file(100_000, folder=str(tmp_path))
     numbers.fill_(3.0)
@@ -207,7 +207,7 @@ def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path: Path) 
 @linux
 def test_dropping_pages_leaves_what_only_this_process_has_changed(tmp_path: Path) -> None:
     """A library that was loaded from below the folder keeps its data."""
-    from tutorec._kernels.pages import drop_pages
+    from tutorec._kernels.caches.row_file import drop_pages
 
     path = tmp_path / "library.so"
     path.write_bytes(bytes(8192))

@@ -12,9 +12,9 @@ import quant.equals
 import torch
 
 from tutorec._kernels.backend import use_backend
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.packed_layout import PACKED_TYPES
-from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.specs import (
     FBGEMM_KINDS,

@@ -16,8 +16,8 @@ from kernels.pretended_fbgemm import pretended_cache
 from torch import Tensor
 
 from tutorec._kernels import packed
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
-from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.specs import FBGEMM_KINDS, POOLINGS, GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.wheels import BackendChoice

@@ -22,10 +22,10 @@ from torch.testing import assert_close
 
 from tutorec._kernels import packed
 from tutorec._kernels.backend import operator_libraries, use_backend
+from tutorec._kernels.memory import ask_for_large_pages
 from tutorec._kernels.older_torch import BEFORE_2_11
 from tutorec._kernels.operator_shapes import register_shapes
 from tutorec._kernels.packed import PackedTable, PackedTableLookup
-from tutorec._kernels.pages import ask_for_large_pages
 from tutorec._kernels.specs import POOLINGS
 from tutorec.fx.tracer import Tracer
 from tutorec.quant.packing import pack_rows, unpack_rows

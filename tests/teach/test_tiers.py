@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tutorec._kernels.row_cache import RowCache
+from tutorec._kernels.caches.row_cache import RowCache
 from tutorec.teach import draw
 from tutorec.teach.tiers import CachedBatch
 

@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tutorec._kernels.unwritten import unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 
 # Insertion moves many ids in halves that are nearly full.
 _LEAST_SLOTS_PER_ROW = 1.1

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend, fbgemm_module
+from tutorec._kernels.memory import ask_for_large_pages
 from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
-from tutorec._kernels.pages import ask_for_large_pages
 from tutorec._kernels.specs import PoolingKind, kernel_pooling, memory_of_tables
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType

@@ -9,7 +9,9 @@ from functools import partial
 import torch
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.row_file import CacheSpec, zeros_in_file
+from tutorec._kernels.caches.row_cache import CacheSpec
+from tutorec._kernels.caches.row_file import zeros_in_file
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec._kernels.specs import (
     FBGEMM_KINDS,
     FirstRows,
@@ -18,7 +20,6 @@ from tutorec._kernels.specs import (
     fbgemm_cpu_columns,
 )
 from tutorec._kernels.tbe import TableBatch
-from tutorec._kernels.unwritten import unwritten_zeros
 
 __all__ = ["build_table_batch", "runs_in_fbgemm"]
 
@@ -167,22 +168,22 @@ def _in_slower_memory(
                 "tables on the CPU, or give them the compute kernel 'fused'"
             )
 
-        from tutorec._kernels import tbe_managed
+        from tutorec._kernels.caches import managed_tables
 
         if not cache.rows:
-            return tbe_managed.ManagedTableBatch(spec, optimizer, device)
-        return tbe_managed.ManagedCachingTableBatch(spec, optimizer, device, cache)
+            return managed_tables.ManagedTableBatch(spec, optimizer, device)
+        return managed_tables.ManagedCachingTableBatch(spec, optimizer, device, cache)
 
     implementation = _implementation(spec, optimizer, device)
     zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
     if not cache.rows:
-        from tutorec._kernels.tbe_in_file import PageRequests
+        from tutorec._kernels.caches.row_file import PageRequests
 
         in_file = implementation(spec, optimizer, device, zeros)
         PageRequests().watch(in_file)
         return in_file
 
-    from tutorec._kernels.tbe_cached import CachedTableBatch
+    from tutorec._kernels.caches.cached_tables import CachedTableBatch
 
     return CachedTableBatch(spec, optimizer, cache, implementation, zeros)
 

@@ -1,6 +1,6 @@
 """Caches of table rows: their parameters, the cache itself to replay a log, predicted hit rates."""
 
-from tutorec._kernels.row_cache import CacheCounts, RowCache
+from tutorec._kernels.caches.row_cache import CacheCounts, RowCache
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams, CacheStatistics
 from tutorec.distributed.hit_rate import RowPopularity, hit_rate
 

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import nn
 
-from tutorec._kernels.row_cache import CacheCounts
-from tutorec._kernels.tbe_cached import CachedTableBatch
+from tutorec._kernels.caches.cached_tables import CachedTableBatch
+from tutorec._kernels.caches.row_cache import CacheCounts
 from tutorec._text import several
 from tutorec.awaitable import Awaitable, LazyAwaitable, WaitAll
 from tutorec.distributed import comm

@@ -8,8 +8,7 @@ from math import ceil, log, log10
 import torch
 from torch import Tensor
 
-from tutorec._kernels.row_cache import ADMITTED
-from tutorec._kernels.row_file import CacheAlgorithm
+from tutorec._kernels.caches.row_cache import ADMITTED, CacheAlgorithm
 from tutorec.distributed.core.cache_params import CacheStatistics
 
 __all__ = ["RowPopularity", "hit_rate"]

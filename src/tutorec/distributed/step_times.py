@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from tutorec._check import require_int
-from tutorec._kernels.pages import drop_pages
-from tutorec._kernels.row_cache import CacheCounts
-from tutorec._kernels.row_file import blocks_read
+from tutorec._kernels.caches.row_cache import CacheCounts
+from tutorec._kernels.caches.row_file import blocks_read, drop_pages
 from tutorec._text import TextTable, number_text
 from tutorec.datasets.ids import power_law_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

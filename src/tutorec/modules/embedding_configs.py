@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec._kernels.specs import memory_of_tables
-from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.types import DTYPES, DataType
 from tutorec.types import data_type_to_dtype as data_type_to_dtype
 from tutorec.types import dtype_to_data_type as dtype_to_data_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.unwritten import unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 
 _ROWS = 4
 MOST_COUNTED = 2**15 - 1  # a counter, of 2 bytes, stays there

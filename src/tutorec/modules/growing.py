@@ -16,7 +16,7 @@ from tutorec._kernels.id_index import (
     SortedIdIndex,
     has_index,
 )
-from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
+from tutorec._kernels.memory import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import MOST_COUNTED, FrequencySketch
 from tutorec.modules.mc_base import JointLookup, ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy

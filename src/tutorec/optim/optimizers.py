@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam
 
-from tutorec._kernels.unwritten import unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec.optim.rates import check_number, check_rate
 from tutorec.optim.rowwise_adagrad import RowOptimizer
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer
 
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec._kernels.specs import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_update import RowGroups, apply_update, sum_rows
-from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad, rate_of_step
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tutorec._kernels.unwritten import unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec.optim.rates import check_number
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._check import require_one_of
+from tutorec._kernels.memory import return_freed_memory
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.packed_layout import row_alignment as alignment_for
-from tutorec._kernels.pages import return_freed_memory
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -459,7 +459,7 @@ def _free_cycles(size: int) -> int:
     backward is a reference cycle of few large ones. Looking at all objects can take 0.1 s, too long
     after every run.
     """
-    from tutorec._kernels.pages import memory_in_use
+    from tutorec._kernels.memory import memory_in_use
 
     in_use = memory_in_use()
     if in_use - size > _GROWTH:

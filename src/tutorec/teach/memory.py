@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tutorec._kernels.pages import return_freed_memory
+from tutorec._kernels.memory import return_freed_memory
 
 __all__ = ["Peak", "peak_memory"]
 

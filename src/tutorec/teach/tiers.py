@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from matplotlib.patches import Rectangle
 
-from tutorec._kernels.row_cache import RowCache
+from tutorec._kernels.caches.row_cache import RowCache
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
 
 __all__ = ["CachedBatch", "tiers"]
@@ -48,7 +48,7 @@ class CachedBatch:
         [slots] = cache.slots
         cached = {s: r for _, in_slots in cache.in_slots() for r, s in _pairs(in_slots, rows)}
         _, moves, in_file = cache.place(torch.tensor(ids))
-        batch = cache.hold()
+        batch = cache.pin()
         cache.change(in_file)
         batch.release()
 

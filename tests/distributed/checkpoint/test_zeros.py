@@ -10,7 +10,7 @@ from process_memory import bytes_of, measurable, peak_during, resident
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from tutorec._kernels.unwritten import unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec.distributed.checkpoint import load_checkpoint, read_state_dict, save_checkpoint
 
 ROWS, COLUMNS = 1 << 19, 64  # 128 MiB, 32 blocks

@@ -11,8 +11,8 @@ import torch
 from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, word
 from torch import nn
 
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.id_index import IdIndex, SortedIdIndex
-from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
@@ -331,7 +331,7 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
         cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, Topology(1, "cuda")
     ).tolist()
     assert on_gpu[1:] == [1000 * (128 + 4), 0]
-    copied = sum(part.nbytes for of_table in tables._copied for part in of_table)
+    copied = sum(part.nbytes for of_table in tables._fingerprints for part in of_table)
     index = sum(part.nbytes for part in tensors_in(tables._cache)) + copied
     assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)
     slower = shard_perf(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)[0]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.row_cache import RowCache
+from tutorec._kernels.caches.row_cache import RowCache
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.core.env import ShardingEnv

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from tutorec._kernels.unwritten import copy_written_rows
+from tutorec._kernels.memory import copy_written_rows
 from tutorec._loaded import value_problem, values_decide
 from tutorec.distributed.checkpoint.entries import Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder, path_below

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from tutorec._kernels.memory import is_all_zero
 from tutorec._kernels.older_torch import forget_written_block
-from tutorec._kernels.unwritten import is_all_zero
 from tutorec.distributed.checkpoint.contents import Contents, collect_contents, process_group
 from tutorec.distributed.checkpoint.folder import Folder, new_id
 from tutorec.distributed.checkpoint.manifest import (

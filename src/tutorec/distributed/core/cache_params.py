@@ -14,8 +14,8 @@ from enum import Enum
 from math import ceil
 from typing import Any, NamedTuple, cast
 
-from tutorec._kernels.row_file import CacheAlgorithm as AlgorithmName
-from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.caches.row_cache import CacheAlgorithm as AlgorithmName
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec.distributed.plan.json import StoredCache
 from tutorec.types import DataType
 

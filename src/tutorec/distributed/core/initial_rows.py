@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tutorec._kernels.unwritten import copy_written_rows
+from tutorec._kernels.memory import copy_written_rows
 from tutorec.distributed.core.tables import TableGroup
 from tutorec.distributed.plan.geometry import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from tutorec._check import warn_caller
-from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, PoolingKind, TableSpec
 from tutorec.distributed.core.cache_params import (
     CacheParams,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutorec._kernels.row_file import CacheSpec, ask_for_pages
+from tutorec._kernels.caches.row_cache import CacheSpec
+from tutorec._kernels.caches.row_file import ask_for_pages
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
@@ -46,8 +47,8 @@ def requested(blocks: list[int]) -> Iterator[list[tuple[int, list[int]]]]:
         ask_for_pages(part, rows)
 
     with (
-        patch("tutorec._kernels.tbe_in_file.blocks_read", side_effect=blocks),
-        patch("tutorec._kernels.tbe_in_file.ask_for_pages", side_effect=ask),
+        patch("tutorec._kernels.caches.row_file.blocks_read", side_effect=blocks),
+        patch("tutorec._kernels.caches.row_file.ask_for_pages", side_effect=ask),
     ):
         yield asked
 
@@ -79,7 +80,7 @@ def test_the_system_is_asked_for_every_page_of_a_batch_in_one_call_a_tensor() ->
 
     with (
         requested([0, 8, 8, 16]),
-        patch("tutorec._kernels.row_file._advise_all", side_effect=advise),
+        patch("tutorec._kernels.caches.row_file._advise_all", side_effect=advise),
     ):
         step(tables)
         step(tables)

@@ -2,7 +2,7 @@
 
 A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one,
 else itself. Places are numbered through all tables of a group. This file knows numbers;
-``tbe_cached.py`` copies the contents of the rows.
+``cached_tables.py`` copies the contents of the rows.
 
 A row without a slot is read and updated in place. That is why a miss need not lead to a move,
 and few do:
@@ -22,15 +22,25 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from tutorec._check import require_int
-from tutorec._kernels.row_file import CacheAlgorithm
 
-__all__ = ["ADMITTED", "CacheCounts", "CachedRows", "Held", "Move", "RowCache"]
+__all__ = [
+    "ADMITTED",
+    "CacheAlgorithm",
+    "CacheCounts",
+    "CacheSpec",
+    "CachedRows",
+    "Move",
+    "PinnedRows",
+    "RowCache",
+]
+
+CacheAlgorithm = Literal["lru", "lfu"]
 
 # q: the share of batches whose missing rows may take slots of others. A batch that moves rows takes
 # two or three times as long; under LFU few move once the counts are settled.
@@ -39,6 +49,29 @@ ADMITTED: dict[CacheAlgorithm, float] = {"lru": 1 / 32, "lfu": 1 / 16}
 # 4 MiB more at 64 columns, 16 MiB at 256.
 _AT_ONCE = 1 << 14
 _NEVER = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """Tables of a group that are stored in a file; on CUDA, in the memory of the host.
+
+    Args:
+        rows: Of each table, how many of its rows are in memory, or in that of the GPU; none: the
+            tables are used where they are stored, and the system keeps those pages of the file in
+            memory that it has room for.
+        algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those
+            used least often.
+        folder: Where the file is; the system's folder for temporary files by default.
+        reserved_memory: Bytes of the GPU's memory that a cache leaves free; on CUDA only.
+        prefetch_pipeline: Whether rows of coming batches are brought into the cache ahead of time;
+            on CUDA only.
+    """
+
+    rows: tuple[int, ...] = ()
+    algorithm: CacheAlgorithm = "lru"
+    folder: str | None = None
+    reserved_memory: float = 0.0
+    prefetch_pipeline: bool = False
 
 
 @dataclass
@@ -137,7 +170,7 @@ class RowCache:
         # of each place, the number of the batch
         self._last_use = torch.full((total,), -1, dtype=torch.int32)
         self._uses = torch.zeros(total, dtype=torch.int32) if algorithm == "lfu" else None
-        self._copied = [
+        self._written_back = [
             torch.full((s,), -1, dtype=torch.int32) for s in slots
         ]  # up to which batch a slot is written back
 
@@ -145,7 +178,7 @@ class RowCache:
         self._free = [*slots]
         self._admitted = ADMITTED[algorithm] if admitted is None else admitted
         self._draw = random.Random(0)
-        self._held: dict[int, int] = {}
+        self._pinned: dict[int, int] = {}
         self._batches = 0
         self.counts = CacheCounts()
 
@@ -161,7 +194,7 @@ class RowCache:
         """
         row_places = self.find(rows)
         missing = rows.masked_select(row_places == rows)
-        used_before = self._last_use.index_select(0, missing) if self._held else None
+        used_before = self._last_use.index_select(0, missing) if self._pinned else None
 
         # Of the numbers that are written for one row, one stays.
         numbers = torch.arange(missing.numel(), dtype=torch.int32)
@@ -181,7 +214,7 @@ class RowCache:
             return row_places, [], read
         # a lookup that waits for its backward will update them where they are
         if used_before is not None:
-            first &= used_before < min(self._held.values())
+            first &= used_before < min(self._pinned.values())
         moves = [*self._moves(missing.masked_select(first), drawn)]
         return (
             (self.find(rows) if moves else row_places),
@@ -271,9 +304,9 @@ class RowCache:
                 f"{', '.join(tables)}: make the cache with as many rows as the table has"
             )
 
-    def hold(self) -> Held:
+    def pin(self) -> PinnedRows:
         """Pin the rows of this batch until ``release()``, or until the result is garbage."""
-        return Held(self._held, self._batches)
+        return PinnedRows(self._pinned, self._batches)
 
     def change(self, in_file: int) -> None:
         """Count the updated rows of a batch, all of which have slots: so many rows of the file."""
@@ -282,17 +315,18 @@ class RowCache:
 
     def take_changed(self) -> Iterator[tuple[int, CachedRows]]:
         """The rows to write back to bring the file up to date, table by table; marks them clean."""
-        for table, copied in enumerate(self._copied):
+        for table, written_back in enumerate(self._written_back):
             changed = self._changed(table).nonzero().view(-1) + self._first_slots[table]
-            # Rows that are held may still be updated.
-            copied.fill_(min(self._held.values()) - 1 if self._held else self._batches)
+            # Pinned rows may still be updated.
+            written_back.fill_(min(self._pinned.values()) - 1 if self._pinned else self._batches)
             self.counts.written += changed.numel()
             yield from self._parts(table, changed)
 
     def missing(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The distinct rows of ``[N]`` that have no slot, table by table, numbered within it."""
-        for table, own in self._by_table(rows.masked_select(self.find(rows) == rows).unique()):
-            yield table, own - self.bases[table]
+        missing = rows.masked_select(self.find(rows) == rows).unique()
+        for table, table_rows in self._by_table(missing):
+            yield table, table_rows - self.bases[table]
 
     def in_slots(self) -> Iterator[tuple[int, CachedRows]]:
         """Every row that has a slot, of one table after another."""
@@ -302,9 +336,9 @@ class RowCache:
 
     def _changed(self, table: int) -> Tensor:
         """For each slot of a table, whether its row was used since it was copied."""
-        copied = self._copied[table]
+        written_back = self._written_back[table]
         used = self._last_use[self._first_slots[table] : self.bases[table + 1]]
-        return (used > copied) & (copied < self._last_change)
+        return (used > written_back) & (written_back < self._last_change)
 
     def _parts(self, table: int, slots: Tensor) -> Iterator[tuple[int, CachedRows]]:
         """The rows in slots, in parts whose copies need little memory."""
@@ -317,8 +351,8 @@ class RowCache:
 
     def _moves(self, missing: Tensor, drawn: bool) -> Iterator[Move]:
         """Give slots to distinct rows: all tables if the batch is admitted, else to free slots."""
-        for table, own in self._by_table(missing.sort().values):
-            rows = own if drawn else own[: self._free[table]]
+        for table, table_rows in self._by_table(missing.sort().values):
+            rows = table_rows if drawn else table_rows[: self._free[table]]
             if rows.numel():
                 rows, slots = self._choose(table, rows)
                 if rows.numel():
@@ -331,7 +365,7 @@ class RowCache:
             if last > first:
                 yield table, rising[first:last]
 
-    def _choose(self, table: int, own: Tensor) -> tuple[Tensor, Tensor]:
+    def _choose(self, table: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which of a table's missing rows get a slot, and which slots."""
         first = self._first_slots[table]
         last = self.bases[table + 1]
@@ -342,12 +376,12 @@ class RowCache:
             worth = used
         else:
             worth = self._uses.index_select(0, self._place_of[first:last])
-            offered, order = self._uses.index_select(0, own).sort(descending=True)
-            own = own[order]
+            offered, order = self._uses.index_select(0, rows).sort(descending=True)
+            rows = rows[order]
 
-        oldest = min(self._held.values(), default=self._batches)
+        oldest = min(self._pinned.values(), default=self._batches)
         worth = worth.masked_fill(used >= oldest, _NEVER)
-        victims = worth.topk(min(own.numel(), last - first), largest=False)
+        victims = worth.topk(min(rows.numel(), last - first), largest=False)
         fits = (
             victims.values < _NEVER
             if offered is None
@@ -355,12 +389,12 @@ class RowCache:
         )
 
         number = int(fits.sum())
-        if offered is None and number < own.numel():
+        if offered is None and number < rows.numel():
             # not the first ones, so that no row is favoured by its number
-            own = own[(2 * torch.arange(number) + 1) * own.numel() // max(1, 2 * number)]
-        return own[:number], victims.indices[:number] + first
+            rows = rows[(2 * torch.arange(number) + 1) * rows.numel() // max(1, 2 * number)]
+        return rows[:number], victims.indices[:number] + first
 
-    def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:
+    def _give(self, table: int, rows: Tensor, slots: Tensor) -> Move:
         before = self.find(slots)
         base = self.bases[table]
         numbers = slots - self._first_slots[table]
@@ -370,25 +404,25 @@ class RowCache:
 
         self._free[table] -= int((before == slots).sum())
         self.counts.written += written.rows.numel()
-        self._copied[table].index_fill_(0, numbers, self._batches - 1)
+        self._written_back[table].index_fill_(0, numbers, self._batches - 1)
 
-        # The rows that were in the slots become their own place; then rows and slots are linked.
-        for keys, values in ((before, before), (slots, own), (own, slots)):
+        # The rows that were in the slots become their rows place; then rows and slots are linked.
+        for keys, values in ((before, before), (slots, rows), (rows, slots)):
             self._place_of.index_copy_(0, keys, values.to(self._place_of.dtype))
         self._last_use.index_fill_(0, slots, self._batches)
-        return Move(table, written, CachedRows(own - base, slots - base))
+        return Move(table, written, CachedRows(rows - base, slots - base))
 
 
-class Held:
+class PinnedRows:
     """Rows that stay in their places: those of one batch, and of the batches after it."""
 
-    def __init__(self, held: dict[int, int], batch: int) -> None:
-        self._held = held
-        held[id(self)] = batch
+    def __init__(self, pinned: dict[int, int], batch: int) -> None:
+        self._pinned = pinned
+        pinned[id(self)] = batch
 
     def release(self) -> None:
         """Let the rows go; a second time nothing."""
-        self._held.pop(id(self), None)
+        self._pinned.pop(id(self), None)
 
     def __del__(self) -> None:
         self.release()

@@ -1,4 +1,15 @@
-"""Tables that are stored in a file instead of memory, and how many of their rows are in memory.
+"""Tables that are stored in a file instead of memory, and requests for its pages.
+
+A table is mapped: the system reads a page of the file when a row of it is looked up, and keeps
+those pages in memory that it has room for. A lookup that finds a page missing waits for it before
+it looks at the next row, so that a batch with a thousand missing pages waits a thousand times. A
+disk reads a thousand pages that are requested together in a fraction of that time. So before the
+lookup, the system is asked for all pages that the batch needs, of the weights and of the
+optimizer's states, which backward updates.
+
+A request costs time for each row, also where its page is in memory. That is why a batch is only
+requested if the lookup before it read from the disk: a table that fits in memory stops requesting
+once its pages are there.
 
 A process that is forked gets rows of its own: what it writes is in its memory, copied page by page
 from the file, and never in its parent's tables. Of a page that it has not written it reads what is
@@ -14,9 +25,12 @@ import shutil
 import sys
 import tempfile
 import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from itertools import pairwise
+from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +40,18 @@ try:
 except ImportError:  # Windows
     resource = None
 
-from tutorec._kernels.pages import madvise
+from tutorec._kernels.memory import madvise
+from tutorec._kernels.specs import GroupSpec
+from tutorec._kernels.tbe import TableBatch
 
 __all__ = [
-    "CacheAlgorithm",
-    "CacheSpec",
+    "PageRequests",
     "ask_for_pages",
     "blocks_read",
+    "drop_pages",
     "keep_in_memory",
+    "request_pages",
+    "rows_by_table",
     "zeros_in_file",
 ]
 
@@ -44,31 +62,8 @@ _PROCESS_MADVISE = 440  # the number of the call, on every processor
 _MOST_RANGES = 1024  # IOV_MAX of Linux
 # Linux counts what each thread has read; elsewhere it is what the process has read.
 _WHO_READS = getattr(resource, "RUSAGE_THREAD", 0)
-
-CacheAlgorithm = Literal["lru", "lfu"]
-
-
-@dataclass(frozen=True)
-class CacheSpec:
-    """Tables of a group that are stored in a file; on CUDA, in the memory of the host.
-
-    Args:
-        rows: Of each table, how many of its rows are in memory, or in that of the GPU; none: the
-            tables are used where they are stored, and the system keeps those pages of the file in
-            memory that it has room for.
-        algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those
-            used least often.
-        folder: Where the file is; the system's folder for temporary files by default.
-        reserved_memory: Bytes of the GPU's memory that a cache leaves free; on CUDA only.
-        prefetch_pipeline: Whether rows of coming batches are brought into the cache ahead of time;
-            on CUDA only.
-    """
-
-    rows: tuple[int, ...] = ()
-    algorithm: CacheAlgorithm = "lru"
-    folder: str | None = None
-    reserved_memory: float = 0.0
-    prefetch_pipeline: bool = False
+_MAPS = Path("/proc/self/maps")
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 def zeros_in_file(
@@ -253,6 +248,122 @@ def blocks_read() -> int:
         0
     """
     return 0 if resource is None else resource.getrusage(_WHO_READS).ru_inblock
+
+
+class PageRequests:
+    """Requests the pages of each batch of a `TableBatch` before its lookup.
+
+    Nothing else changes: no number, no row. The system reads the pages while this thread goes on.
+    The first lookup that finds pages missing reads one after another, and the batches after it are
+    requested until a lookup finds all of its pages in memory.
+    """
+
+    def __init__(self) -> None:
+        self._waits_for_disk = False
+        self._blocks_before: dict[int, int] = {}  # of each thread that looks up
+
+    def watch(self, tables: TableBatch) -> None:
+        """Do so for all lookups of these tables, which are in a file."""
+        tables.register_forward_pre_hook(self._before_lookup)
+        tables.register_forward_hook(self._after_lookup)
+
+    def _before_lookup(self, tables: TableBatch, inputs: tuple[Any, ...]) -> None:
+        # Counted for each lookup: between two of them the thread may read other files.
+        self._blocks_before[get_ident()] = blocks_read()
+        if self._waits_for_disk:
+            request_pages(tables, inputs[0], inputs[1])
+
+    def _after_lookup(self, tables: TableBatch, inputs: tuple[Any, ...], pooled: Tensor) -> None:
+        before = self._blocks_before.pop(get_ident())
+        self._waits_for_disk = blocks_read() != before  # what was requested counts as read, too
+
+
+def request_pages(tables: TableBatch, values: Tensor, offsets: Tensor) -> None:
+    """Have the system begin to read what a batch needs of tables in a file; nothing waits for it.
+
+    Args:
+        tables: The operator.
+        values: Ids ``[N]``, those of the first feature first.
+        offsets: Where each bag begins ``[F*B+1]``.
+    """
+    features = len(tables.spec.feature_tables)
+    if values.is_floating_point() or (offsets.numel() - 1) % features:
+        return  # the lookup says what is wrong with them
+
+    weights = tables.table_weights()
+    states = tables.table_states()
+    for table, rows in rows_by_table(tables.spec, values, offsets):
+        for tensor in (weights[table], *states[table]):
+            ask_for_pages(tensor, rows)
+
+
+def rows_by_table(spec: GroupSpec, values: Tensor, offsets: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The distinct rows of a batch, rising, of each table: (its number in the group, rows).
+
+    Args:
+        spec: Tables and features of the group.
+        values: Ids ``[N]``, those of the first feature first.
+        offsets: Where each bag begins ``[F*B+1]``.
+
+    Example:
+        >>> from tutorec._kernels.specs import GroupSpec, TableSpec
+        >>> tables = (TableSpec("item", 10, 4), TableSpec("user", 10, 4))
+        >>> spec = GroupSpec(tables, feature_tables=(0, 1, 0))  # two features share a table
+        >>> ids, offsets = torch.tensor([7, 2, 9, 2, 5]), torch.tensor([0, 2, 3, 5])
+        >>> [(table, rows.tolist()) for table, rows in rows_by_table(spec, ids, offsets)]
+        [(0, [2, 5, 7]), (1, [9])]
+    """
+    features = len(spec.feature_tables)
+    samples = (offsets.numel() - 1) // features
+    begins = offsets[::samples].tolist() if samples else [0] * (features + 1)
+
+    ids_of_table: dict[int, list[Tensor]] = {}
+    for table, (begin, end) in zip(spec.feature_tables, pairwise(begins), strict=True):
+        ids_of_table.setdefault(table, []).append(values[begin:end])
+    for table, ids in ids_of_table.items():
+        yield table, torch.cat(ids).unique()
+
+
+def drop_pages(folder: str) -> bool:
+    """Write this process's open files of a folder to disk, and drop their pages from memory.
+
+    The next access reads from the disk. Where the folder itself is in memory, nothing is forgotten.
+
+    Args:
+        folder: Of tables in files.
+
+    Returns:
+        Whether the system was asked, which is possible on Linux only.
+
+    Example:
+        >>> drop_pages("/a folder without open files") in (True, False)
+        True
+    """
+    advise = madvise()
+    if advise is None or not _MAPS.exists():
+        return False
+
+    folder = os.path.join(folder, "")  # "/a/b" is not the beginning of "/a/bc/file"
+    for start, length in _mapped_files(folder):
+        advise(start, length, mmap.MADV_DONTNEED)
+    for link in _DESCRIPTORS.iterdir():
+        if os.path.islink(link) and os.readlink(link).startswith(folder):
+            os.fdatasync(int(link.name))
+            os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _mapped_files(folder: str) -> Iterator[tuple[int, int]]:
+    """Start and size of each shared mapping of a folder's files.
+
+    What a process has changed in a private mapping, as in the data of a library that it has loaded,
+    is nowhere else: dropped, it is lost.
+    """
+    for line in _MAPS.read_text(encoding="utf-8").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[1].endswith("s") and fields[5].startswith(folder):
+            start, stop = (int(number, 16) for number in fields[0].split("-"))
+            yield start, stop - start
 
 
 def _advise_all(ranges: Tensor) -> bool:

@@ -5,7 +5,7 @@ waits.
 import pytest
 import torch
 
-from tutorec._kernels.row_cache import CacheAlgorithm, CacheCounts, RowCache
+from tutorec._kernels.caches.row_cache import CacheAlgorithm, CacheCounts, RowCache
 
 
 def use(cache: RowCache, *ids: int, train: bool = False) -> None:
@@ -55,11 +55,11 @@ def test_rows_of_a_lookup_that_waits_stay_in_their_places(algorithm: CacheAlgori
     cache = RowCache([10], [2], algorithm, admitted=1)
     use(cache, 1, 2)
     places = cache.place(torch.tensor([1, 3]))[0]  # 3 takes the slot of 2
-    held = cache.hold()
+    pinned = cache.pin()
     for ids in ([4, 5, 6], [2, 7], [7]):
         use(cache, *ids)
     assert torch.equal(cache.find(torch.tensor([1, 3])), places) and in_slots(cache) == {1, 3}
-    held.release()
+    pinned.release()
     use(cache, 8, 9)
     assert in_slots(cache) == {8, 9} if algorithm == "lru" else in_slots(cache) & {8, 9}
 
@@ -68,11 +68,11 @@ def test_a_row_that_waits_in_the_file_gets_no_slot() -> None:
     cache = RowCache([10], [1], "lru", admitted=1)
     use(cache, 1, 2)
     waiting = next(row for row in (1, 2) if row not in in_slots(cache))
-    held = cache.hold()
+    pinned = cache.pin()
     use(cache, 9)
     use(cache, waiting)
     assert cache.find(torch.tensor([waiting])).tolist() == [waiting]
-    held.release()
+    pinned.release()
     use(cache, waiting)
     assert in_slots(cache) == {waiting}
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tutorec._kernels.row_file import ask_for_pages, keep_in_memory, zeros_in_file
+from tutorec._kernels.caches.row_file import ask_for_pages, keep_in_memory, zeros_in_file
 
 
 def _mapped(address: int) -> str:
@@ -52,11 +52,11 @@ def test_every_page_of_a_row_is_asked_for_once(columns):
     asked, at_once = [], []
     with (
         patch(
-            "tutorec._kernels.row_file.madvise",
+            "tutorec._kernels.caches.row_file.madvise",
             return_value=lambda *arguments: asked.append(arguments),
         ),
         patch(
-            "tutorec._kernels.row_file._advise_all",
+            "tutorec._kernels.caches.row_file._advise_all",
             side_effect=lambda ranges: at_once.extend(ranges.tolist()),
         ),
     ):

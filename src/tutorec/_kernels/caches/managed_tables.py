@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_cuda import FbgemmCudaTables, RowMemory

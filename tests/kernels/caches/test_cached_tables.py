@@ -21,12 +21,13 @@ from pairwise import pairwise_cover
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tutorec._kernels import row_file
-from tutorec._kernels.row_file import CacheSpec, ask_for_pages, zeros_in_file
+from tutorec._kernels.caches import cached_tables, row_file
+from tutorec._kernels.caches.cached_tables import CachedTableBatch
+from tutorec._kernels.caches.row_cache import CacheSpec
+from tutorec._kernels.caches.row_file import ask_for_pages, zeros_in_file
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, PoolingKind, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec._kernels.tbe_cached import CachedTableBatch
 
 CPU = torch.device("cpu")
 TABLES = (TableSpec("user", 50, 8), TableSpec("item", 40, 8), TableSpec("shop", 7, 12))
@@ -167,7 +168,7 @@ def test_a_lookup_without_backward_lets_its_rows_go():
     plain, cached = pair(group(), RULES[1], 20)
     for seed in range(10):
         cached(*batch(seed, False, "sum"))
-    assert not cached._cache._held
+    assert not cached._cache._pinned
     given = batch(99, False, "sum")
     assert torch.equal(step(plain, given), step(cached, given))
     assert_same(plain, cached)
@@ -195,10 +196,10 @@ def test_asking_for_pages_changes_no_bit(name):
     read = count(1)
     with (
         implementation(name),
-        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=lambda: next(read)),
+        patch("tutorec._kernels.caches.cached_tables.blocks_read", side_effect=lambda: next(read)),
     ):
         plain, cached = pair(group(), RULES[2], 5)
-        with patch("tutorec._kernels.tbe_cached.ask_for_pages", wraps=ask_for_pages) as asked:
+        with patch.object(cached_tables, "ask_for_pages", wraps=ask_for_pages) as asked:
             for seed in range(6):
                 given = batch(seed, False, "sum")
                 assert torch.equal(step(plain, given), step(cached, given))
@@ -210,10 +211,8 @@ def test_pages_are_asked_for_only_while_the_thread_reads_from_the_disk():
     _, cached = pair(group(), RULES[0], 5)
     asked = []
     with (
-        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=[8, 8, 16, 16]),
-        patch(
-            "tutorec._kernels.tbe_cached.ask_for_pages", side_effect=lambda *_: asked.append(seed)
-        ),
+        patch("tutorec._kernels.caches.cached_tables.blocks_read", side_effect=[8, 8, 16, 16]),
+        patch.object(cached_tables, "ask_for_pages", side_effect=lambda *_: asked.append(seed)),
         torch.no_grad(),
     ):
         for seed in range(4):
@@ -226,7 +225,7 @@ def test_a_batch_that_was_read_ahead_is_not_asked_for_again_by_its_lookup():
     given = batch(1, False, "sum")
     read = count(1)  # more each time: the thread has read from the disk
     with (
-        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=lambda: next(read)),
+        patch("tutorec._kernels.caches.cached_tables.blocks_read", side_effect=lambda: next(read)),
         torch.no_grad(),
     ):
         coming = cached.prefetch(*given[:2])
@@ -366,7 +365,7 @@ def test_prefetching_moves_and_counts_nothing():
 def test_places_that_int32_cannot_number_are_int64(name):
     with (
         implementation(name),
-        patch("tutorec._kernels.tbe_cached._INT32_ROWS", 50 + 40 + 7 + 3 * 5),
+        patch("tutorec._kernels.caches.cached_tables._INT32_ROWS", 50 + 40 + 7 + 3 * 5),
     ):
         plain, cached = pair(group(), RULES[1], 5)
         operator = cached._operators[0]

@@ -12,17 +12,17 @@ from unittest.mock import patch
 import pytest
 import torch
 from kernels import pretended_fbgemm
+from kernels.caches.test_cached_tables import RULES, batch, group, step
 from kernels.implementations import copy_numbers, needs_fbgemm
-from kernels.test_tbe_cached import RULES, batch, group, step
 from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels import tbe_cuda
 from tutorec._kernels.backend import fbgemm_module, use_backend
-from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.caches.managed_tables import ManagedCachingTableBatch, ManagedTableBatch
+from tutorec._kernels.caches.row_cache import CacheSpec
 from tutorec._kernels.specs import FBGEMM_KINDS, GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec._kernels.tbe_managed import ManagedCachingTableBatch, ManagedTableBatch
 from tutorec._kernels.wheels import BackendChoice
 
 pytestmark = needs_fbgemm

@@ -23,8 +23,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._kernels.row_cache import CacheCounts, CachedRows, RowCache
-from tutorec._kernels.row_file import CacheSpec, ask_for_pages, blocks_read, keep_in_memory
+from tutorec._kernels.caches.row_cache import CacheCounts, CachedRows, CacheSpec, RowCache
+from tutorec._kernels.caches.row_file import ask_for_pages, blocks_read, keep_in_memory
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 
@@ -60,11 +60,13 @@ class CachedTableBatch(TableBatch):
         zeros: Callable[..., Tensor],
     ) -> None:
         rows = [table.rows for table in spec.tables]
-        slots = [max(1, min(limit, own)) for limit, own in zip(cache.rows, rows, strict=True)]
-        tables = [
-            TableSpec(t.name, t.rows + more, t.columns, t.dtype)
-            for t, more in zip(spec.tables, slots, strict=True)
-        ]
+        slots: list[int] = []
+        tables: list[TableSpec] = []
+        for table, cached_rows in zip(spec.tables, cache.rows, strict=True):
+            table_slots = max(1, min(cached_rows, table.rows))
+            slots.append(table_slots)
+            rows_and_slots = table.rows + table_slots
+            tables.append(TableSpec(table.name, rows_and_slots, table.columns, table.dtype))
         with_slots = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
 
         # In a tuple: it is not a module of this one, whose tables are the rows in the file.
@@ -78,12 +80,12 @@ class CachedTableBatch(TableBatch):
         self._readings: dict[Future[None], Tensor] = {}  # ids of batches that are read ahead
         self._start_reader()
 
-        for table, own in enumerate(rows):
+        for table, first_slot in enumerate(rows):
             for tensor in self._tensors(table):
-                keep_in_memory(tensor[own:])
+                keep_in_memory(tensor[first_slot:])
         # Of each row with a slot what its weights and states in the file were when it was last
         # copied.
-        self._copied = [
+        self._fingerprints = [
             [torch.zeros(number, dtype=torch.int32) for _ in self._tensors(table)]
             for table, number in enumerate(slots)
         ]
@@ -124,11 +126,11 @@ class CachedTableBatch(TableBatch):
         """Write every changed row back to the file, so that tables and state can be read there."""
         with self._lock:
             self._take_what_others_wrote()
-            for table, own in self._cache.take_changed():
+            for table, changed in self._cache.take_changed():
                 if self._waits_for_disk():
-                    self._ask_for([(table, own.rows)])
-                self._copy(table, own.slots, own.rows)
-                self._note_copied(table, own)
+                    self._ask_for([(table, changed.rows)])
+                self._copy(table, changed.slots, changed.rows)
+                self._note_fingerprints(table, changed)
 
     def table_weights(self) -> list[Tensor]:
         """Live weights of each table, [R, D] each, up to date until the next backward."""
@@ -186,7 +188,7 @@ class CachedTableBatch(TableBatch):
             for move in moves:
                 self._copy(move.table, move.written.slots, move.written.rows)
                 self._copy(move.table, move.read.rows, move.read.slots)
-                self._note_copied(move.table, move.read)
+                self._note_fingerprints(move.table, move.read)
 
         if self._cache.bases[-1] < _INT32_ROWS:
             values = (row_places - bases).to(values.dtype)
@@ -199,7 +201,7 @@ class CachedTableBatch(TableBatch):
                 Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights)
             )
         pooled = operator._lookup(values, offsets, weights)
-        pending.held.release()
+        pending.pinned.release()
         return pooled
 
     def _rows_of(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor | int]:
@@ -255,16 +257,14 @@ class CachedTableBatch(TableBatch):
         if self._versions == self._written():
             return
 
-        for table, own in self._cache.in_slots():
-            slots = own.slots - self.spec.tables[table].rows
-            for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
-                other = (
-                    (_fingerprint(tensor, own.rows) != copied.index_select(0, slots))
-                    .nonzero()
-                    .view(-1)
-                )
-                tensor.index_copy_(0, own.slots[other], tensor.index_select(0, own.rows[other]))
-            self._note_copied(table, own)
+        for table, cached in self._cache.in_slots():
+            numbers = cached.slots - self.spec.tables[table].rows
+            pairs = zip(self._tensors(table), self._fingerprints[table], strict=True)
+            for tensor, fingerprints in pairs:
+                is_other = _fingerprint(tensor, cached.rows) != fingerprints[numbers]
+                rows = cached.rows[is_other]
+                tensor.index_copy_(0, cached.slots[is_other], tensor.index_select(0, rows))
+            self._note_fingerprints(table, cached)
         self._versions = self._written()
 
     def _written(self) -> list[int]:
@@ -277,11 +277,12 @@ class CachedTableBatch(TableBatch):
             for tensor in self._tensors(table):
                 tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
-    def _note_copied(self, table: int, own: CachedRows) -> None:
+    def _note_fingerprints(self, table: int, cached: CachedRows) -> None:
         """Remember what rows in the file are now, to tell whether others write them."""
-        slots = own.slots - self.spec.tables[table].rows
-        for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
-            copied.index_copy_(0, slots, _fingerprint(tensor, own.rows))
+        numbers = cached.slots - self.spec.tables[table].rows
+        pairs = zip(self._tensors(table), self._fingerprints[table], strict=True)
+        for tensor, fingerprints in pairs:
+            fingerprints.index_copy_(0, numbers, _fingerprint(tensor, cached.rows))
 
     def _tensors(self, table: int) -> list[Tensor]:
         """Weights and each state of a table, slots included."""
@@ -297,7 +298,7 @@ class _Pending:
     def __init__(self, tables: CachedTableBatch, in_file: int) -> None:
         self._tables = tables
         self._in_file = in_file
-        self.held = tables._cache.hold()
+        self.pinned = tables._cache.pin()
 
     def update(self, backward: Callable[[], None]) -> None:
         tables = self._tables
@@ -310,7 +311,7 @@ class _Pending:
             with tables._lock:
                 tables._cache.change(self._in_file)
                 tables._versions = tables._written()
-            self.held.release()
+            self.pinned.release()
 
 
 class _Lookup(torch.autograd.Function):
