@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tutorec.modules.embedding_configs import (
@@ -15,6 +16,14 @@ from tutorec.modules.embedding_configs import (
     PoolingType,
 )
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+PROFILE_EXAMPLES = 60  # of a property test that names no other number, as conftest.py sets it
+
+
+def examples(count: int) -> settings:
+    """So many examples for a property test, and a fifth of them in ``make quick``."""
+    return settings(max_examples=max(1, count * settings().max_examples // PROFILE_EXAMPLES))
+
 
 Lists = dict[str, list[list[int]]]
 WeightLists = dict[str, list[list[float]]]

@@ -26,6 +26,7 @@ def test_the_tables_have_a_line_for_each_number_of_gpus():
         assert all("nan" not in cell for row in rows for cell in row)
 
 
+@pytest.mark.slow
 def test_tables_over_all_ranks_get_slower_with_every_host_and_replicas_do_not():
     steps = [machines.planned(ranks).ms for ranks in machines.RANKS]
     assert steps == sorted(steps)
@@ -43,6 +44,7 @@ def test_tables_over_all_ranks_get_slower_with_every_host_and_replicas_do_not():
     )
 
 
+@pytest.mark.slow
 def test_bytes_of_a_gpu_are_those_of_the_simulated_step():
     step = machines.planned(16).step
     row = machines.rows("one")[1]

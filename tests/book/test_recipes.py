@@ -87,7 +87,7 @@ def _with_backend(rank: int, world_size: int, name: str, check: Callable[..., An
         return check()
 
 
-@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.fixture(params=[pytest.param(number, marks=pytest.mark.slow) for number in (1, 2)])
 def on_page(request: pytest.FixtureRequest, ranks: Callable[..., Ranks]) -> OnPage:
     """Calls a function on so many ranks with each backend; what all of them return."""
 

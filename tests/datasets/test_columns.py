@@ -175,6 +175,7 @@ def test_strings_are_hashed_together_as_one_by_one(texts):
     assert torch.equal(hash_strings(np.array(texts, dtype=object)), hash_strings(texts))
 
 
+@pytest.mark.slow
 def test_a_string_has_the_same_hash_in_another_process():
     code = (
         "from tutorec.sparse.hashing import hash_strings; print(hash_strings(['Zo\u00eb']).item())"

@@ -194,6 +194,7 @@ def peak_per_row(rank: int, world_size: int, rows: int) -> float:
     return (peak - before) / growing.report("t").occupied
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not measurable(), reason="reads and resets the peak in /proc, which Linux has")
 def test_memory_of_each_rank_follows_its_rows_in_use(monkeypatch: Any) -> None:
     # else torch keeps a record of the last 2,000 collectives, 2.7 MB on a rank

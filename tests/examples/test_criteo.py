@@ -27,6 +27,7 @@ def _run(words: list[str]) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interaction", ["original", "dcn", "projection"])
 def test_every_interaction_learns_on_two_ranks(
     ranks: Callable[..., Ranks], tmp_path: Path, interaction: str

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from itertools import product
+from typing import Any, cast, get_args
 
 import pytest
 import torch
+from pairwise import pairwise_cover
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -52,13 +54,25 @@ def states(op: TableBatch) -> list[Tensor]:
     return [state for of_table in op.table_states() for state in of_table]
 
 
-@pytest.mark.parametrize("samples", [0, 5, 200])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "weighted", "weighted mean"])
-@pytest.mark.parametrize(
-    "columns", [(8, 8), (4, 8), (6, 3)], ids=["one width", "two widths", "no multiple of 4"]
+MATRIX = (
+    ["auto", "torch"],
+    get_args(OptimizerKind),
+    [(8, 8), (4, 8), (6, 3)],  # one width, two widths, no multiple of 4
+    ["sum", "mean", "sqrtn", "weighted", "weighted mean"],
+    [0, 5, 200],
 )
-@pytest.mark.parametrize("kind", get_args(OptimizerKind))
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+
+
+def cases() -> list[Any]:
+    """Each two values of two parameters meet by default; `pytest -m full` runs the product."""
+    cover = pairwise_cover(MATRIX)
+    return [
+        pytest.param(*case, marks=() if case in cover else pytest.mark.full)
+        for case in product(*MATRIX)
+    ]
+
+
+@pytest.mark.parametrize(("backend", "kind", "columns", "pooling", "samples"), cases())
 def test_the_step_equals_the_backward_of_a_fused_lookup(
     backend: str,
     kind: OptimizerKind,

@@ -5,9 +5,9 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches, variable_batches
+from strategies import DrawnBatch, DrawnVariableBatch, examples, jagged_batches, variable_batches
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
@@ -17,7 +17,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import FEW_LISTS
 
 # The fixtures hold one setting for all examples of a test, as they should.
-FEW_EXAMPLES = settings(max_examples=25)
+FEW_EXAMPLES = examples(25)
 BACKENDS = [
     "torch",
     pytest.param(

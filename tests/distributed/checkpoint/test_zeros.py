@@ -81,6 +81,7 @@ def memory_of_round_trip(folder: str) -> int:
     return peak_during(round_trip) - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not measurable(), reason="reads and resets the peak in /proc, which Linux has")
 def test_zeros_take_no_memory(tmp_path: Path) -> None:
     peak = bytes_of(f"distributed.checkpoint.test_zeros:memory_of_round_trip({str(tmp_path)!r})")

@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 from distributed.cases import group, on_rank
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import DrawnBatch, jagged_batches
+from strategies import DrawnBatch, examples, jagged_batches
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
@@ -48,7 +48,7 @@ def arriving(batches: list[DrawnBatch], keys: list[str]) -> tuple[list, list | N
     return ids, [[bag for batch in batches for bag in (batch.weights or {})[key]] for key in keys]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_kjt_all_to_all_delivers_every_bag_to_its_feature(ranks, data):
     weighted = data.draw(st.booleans())

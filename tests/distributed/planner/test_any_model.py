@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from distributed.planner.models import bags
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import examples
 
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.plan.geometry import checked_shards
@@ -113,7 +114,7 @@ def test_plan_fits_covers_and_obeys(case):
     assert case["cap"] is None or held.max() <= case["cap"]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(case=cases(), order=st.randoms(use_true_random=False))
 def test_order_of_tables_does_not_change_the_cost(case, order):
     case["constraints"] = {}

@@ -24,8 +24,9 @@ from distributed.byte_formulas import (
     step_traffic,
 )
 from distributed.cases import KINDS, batch, collection, shard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import examples
 
 from tutorec.distributed.core.tables import Table
 from tutorec.distributed.plan.geometry import (
@@ -174,7 +175,7 @@ def summed(case: Case, works: list[Work], legs: str, rank: int) -> list[float]:
     ]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(cases())
 def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
     topology = Topology.hosts(case.hosts, case.local_size)
@@ -200,7 +201,7 @@ def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
             assert summed(case, works, legs, rank) == pytest.approx(due), (stages, rank)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(cases(), st.sampled_from(["fused", "dense"]))
 def test_times_are_finite_and_none_is_negative(case, kernel):
     topology = Topology.hosts(case.hosts, case.local_size)
