@@ -30,7 +30,12 @@ from tutorec.distributed.fused_params import (
     optimizer_spec_of_parameter,
 )
 from tutorec.distributed.plan.geometry import TableShard, checked_shards
-from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.plan import (
+    SHARDING_TRAITS,
+    EmbeddingComputeKernel,
+    ParameterSharding,
+    ShardingType,
+)
 from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -91,7 +96,7 @@ class Table:
     @property
     def splits_rows(self) -> bool:
         """Whether a bag's rows may be on several ranks, each of which pools a part."""
-        return self.sharding_type.traits.splits_rows
+        return SHARDING_TRAITS[self.sharding_type].splits_rows
 
     @property
     def slice_widths(self) -> tuple[int, ...]:

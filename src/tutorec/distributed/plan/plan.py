@@ -55,7 +55,7 @@ class ShardingType(enum.Enum):
     Example:
         >>> ShardingType("table_wise") is ShardingType.TABLE_WISE
         True
-        >>> ShardingType.GRID_SHARD.traits.splits_columns
+        >>> SHARDING_TRAITS[ShardingType.GRID_SHARD].splits_columns
         True
     """
 
@@ -67,11 +67,6 @@ class ShardingType(enum.Enum):
     TABLE_COLUMN_WISE = "table_column_wise"
     GRID_SHARD = "grid_shard"
 
-    @property
-    def traits(self) -> ShardingTraits:
-        """What the type does to a table."""
-        return SHARDING_TRAITS[self]
-
 
 @dataclass(frozen=True)
 class ShardingTraits:
@@ -81,18 +76,15 @@ class ShardingTraits:
         placement: Where a planner may place the shards.
         splits_columns: Whether there are several column shards.
         splits_rows: Whether the rows of a bag may be on several ranks, each of which pools a part.
+        splits_rows_in_host: Whether these ranks are one host, whose sums then cross hosts.
         only_if_requested: Whether a planner takes the type only where a constraint names it.
     """
 
     placement: PlacementRule
     splits_columns: bool = False
     splits_rows: bool = False
+    splits_rows_in_host: bool = False
     only_if_requested: bool = False
-
-    @property
-    def splits_rows_in_host(self) -> bool:
-        """Whether rows are split over the ranks of a host, whose sums then cross hosts."""
-        return self.placement in (PlacementRule.ROWS_ON_HOST, PlacementRule.ROW_BLOCKS_ON_HOSTS)
 
 
 # In the order in which a planner prefers types of equal cost.
@@ -100,12 +92,15 @@ SHARDING_TRAITS: dict[ShardingType, ShardingTraits] = {
     ShardingType.TABLE_WISE: ShardingTraits(PlacementRule.ANY_RANK),
     ShardingType.ROW_WISE: ShardingTraits(PlacementRule.EVERY_RANK, splits_rows=True),
     ShardingType.COLUMN_WISE: ShardingTraits(PlacementRule.ANY_RANK, splits_columns=True),
-    ShardingType.TABLE_ROW_WISE: ShardingTraits(PlacementRule.ROWS_ON_HOST, splits_rows=True),
+    ShardingType.TABLE_ROW_WISE: ShardingTraits(
+        PlacementRule.ROWS_ON_HOST, splits_rows=True, splits_rows_in_host=True
+    ),
     ShardingType.TABLE_COLUMN_WISE: ShardingTraits(PlacementRule.ONE_HOST, splits_columns=True),
     ShardingType.GRID_SHARD: ShardingTraits(
         PlacementRule.ROW_BLOCKS_ON_HOSTS,
         splits_columns=True,
         splits_rows=True,
+        splits_rows_in_host=True,
         only_if_requested=True,
     ),
     ShardingType.DATA_PARALLEL: ShardingTraits(PlacementRule.EVERY_RANK),

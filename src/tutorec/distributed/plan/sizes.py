@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.plan.plan import SHARDING_TRAITS, ShardingType
 
 MIN_CW_DIM: int = 128  # minimum columns of a column shard; TorchRec's value
 
@@ -63,7 +63,7 @@ def cut_arrays(
         ([[3, 4], [2, 4], [3, 4], [2, 4]], [[0, 0], [3, 0], [0, 4], [3, 4]])
     """
     rows, columns = shape
-    traits = kind.traits
+    traits = SHARDING_TRAITS[kind]
     slices = columns // width if traits.splits_columns else 1
 
     if kind is ShardingType.DATA_PARALLEL:

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.plan import SHARDING_TRAITS, EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import (
     DENSE_BANDWIDTH,
     DENSE_GRADIENT_PASSES,
@@ -493,7 +493,7 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
         return 0
     if sharding_type is ShardingType.DATA_PARALLEL:
         return 3
-    if pooled and sharding_type.traits.splits_rows_in_host:
+    if pooled and SHARDING_TRAITS[sharding_type].splits_rows_in_host:
         return 2 + 2 * ((topology.intra_group_size > 1) + (topology.num_hosts > 1))
 
     return 4

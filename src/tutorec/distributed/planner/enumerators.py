@@ -25,7 +25,12 @@ from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_p
 from tutorec.distributed.plan.geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
-from tutorec.distributed.plan.plan import EmbeddingComputeKernel, PlacementRule, ShardingType
+from tutorec.distributed.plan.plan import (
+    SHARDING_TRAITS,
+    EmbeddingComputeKernel,
+    PlacementRule,
+    ShardingType,
+)
 from tutorec.distributed.plan.sizes import MIN_CW_DIM, cut_arrays, slice_width
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
@@ -236,7 +241,7 @@ class EmbeddingEnumerator(Enumerator):
         local_size = self._topology.intra_group_size
         shape = (profile.rows, profile.columns)
         for sharding_type, kernel in types_and_kernels:
-            columns = width if sharding_type.traits.splits_columns else 0
+            columns = width if SHARDING_TRAITS[sharding_type].splits_columns else 0
             shards = ShardArrays(*cut(sharding_type, shape, world_size, local_size, columns))
             variants: list[tuple[CacheParams | None, TableProfile]] = [(None, profile)]
             if kernel in _IN_FILE:
@@ -245,7 +250,7 @@ class EmbeddingEnumerator(Enumerator):
                 option = table.option.with_shards(shards)
                 option.sharding_type = sharding_type.value
                 option.compute_kernel = kernel
-                option.partition_by = _PARTITION_BY[sharding_type.traits.placement].value
+                option.partition_by = _PARTITION_BY[SHARDING_TRAITS[sharding_type].placement].value
                 option.cache_params = cache_params
                 option.profile = cached_profile
                 yield option
@@ -362,7 +367,7 @@ class EmbeddingEnumerator(Enumerator):
         """Why a table cannot have a sharding type with any kernel; empty if it can."""
         if allowed and sharding_type not in allowed:
             return f"its constraints allow only {', '.join(member.value for member in allowed)}"
-        if sharding_type.traits.only_if_requested and not allowed:
+        if SHARDING_TRAITS[sharding_type].only_if_requested and not allowed:
             return (
                 "it is taken only where "
                 f"ParameterConstraints(sharding_types=[{sharding_type.value!r}]) asks for it"
@@ -376,13 +381,13 @@ class EmbeddingEnumerator(Enumerator):
         """Why a table pinned to some ranks cannot have a sharding type; empty if it can."""
         world_size = self._topology.world_size
         local_size = self._topology.intra_group_size
-        placement = sharding_type.traits.placement
+        placement = SHARDING_TRAITS[sharding_type].placement
         if placement is PlacementRule.EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
 
         hosts = [range(first, first + local_size) for first in range(0, world_size, local_size)]
         has_host = any(ranks.issuperset(host) for host in hosts)
-        if sharding_type.traits.splits_rows_in_host and not has_host:
+        if SHARDING_TRAITS[sharding_type].splits_rows_in_host and not has_host:
             return (
                 f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
                 "whole host"
@@ -446,11 +451,11 @@ def get_partition_by_type(sharding_type: str) -> str:
     Source:
         TorchRec's ``torchrec.distributed.planner.enumerators.get_partition_by_type``.
     """
-    return _PARTITION_BY[ShardingType(sharding_type).traits.placement].value
+    return _PARTITION_BY[SHARDING_TRAITS[ShardingType(sharding_type)].placement].value
 
 
 def _all_split_only_columns(sharding_types: set[ShardingType]) -> bool:
-    traits = [sharding_type.traits for sharding_type in sharding_types]
+    traits = [SHARDING_TRAITS[sharding_type] for sharding_type in sharding_types]
     return all(type_traits.splits_columns and not type_traits.splits_rows for type_traits in traits)
 
 
@@ -458,7 +463,7 @@ def _without_effect(
     columns: int, width: int, least: int | None, sharding_types: set[ShardingType]
 ) -> str:
     """Why a width constraint, or the default width, has no effect; empty if it has."""
-    cuts = [kind for kind in sharding_types if kind.traits.splits_columns]
+    cuts = [kind for kind in sharding_types if SHARDING_TRAITS[kind].splits_columns]
     if least is not None and not cuts:
         return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):

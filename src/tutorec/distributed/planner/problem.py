@@ -168,7 +168,7 @@ class PlanningProblem:
             choice = Choice(
                 time=option.times(),
                 memory=option.memory()[:, :2],
-                rule=sharding_type.traits.placement,
+                rule=SHARDING_TRAITS[sharding_type].placement,
                 groups=(groups[key],),
                 preference=list(SHARDING_TRAITS).index(sharding_type),
                 allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),

@@ -20,7 +20,12 @@ from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
 from tutorec.distributed.core.tables import check_plan_covers
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.plan.geometry import checked_shards
-from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan.plan import (
+    SHARDING_TRAITS,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from tutorec.distributed.planner.cost import (
     dense_gradient_bytes,
     fewer_bytes_as_sum,
@@ -283,7 +288,7 @@ def _sharded(
         exchanges.append(exchange(WEIGHTS_STAGE, in_class, 4 * ids))
 
     rows, gradients = (element_bytes * numbers for element_bytes in wire)
-    if tables[0].sharding_type.traits.splits_rows_in_host and tables[0].pooled:
+    if SHARDING_TRAITS[tables[0].sharding_type].splits_rows_in_host and tables[0].pooled:
         # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
         alike = in_class.reshape(-1, local_size, classes).sum(axis=0)
         alike = np.tile(alike, (world_size // local_size, 1))
