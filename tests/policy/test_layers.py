@@ -71,7 +71,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard utils data_parallel gradient_norm embedding_sharding "
+                    "sharding_plan shard utils data_parallel gradient_norm "
                     "planner.planners replicas model_parallel checkpoint calibration"
                 ).split()
             ),
