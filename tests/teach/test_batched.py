@@ -11,7 +11,7 @@ from tutorec.teach import draw
 def test_a_stack_has_the_rows_of_all_tables():
     batch = kjt_from_lists({"a": [[7, 1]], "b": [[3]], "c": [[]]})
     chart = draw.table_batching(batch, [10, 20, 5])
-    assert chart.facts == {"tables": 3, "ids": 3, "rows": 35}
+    assert chart.facts == {"tables": 3, "rows": 35}
     texts = [text.get_text() for axes in chart.figure.axes for text in axes.texts]
     for expected in ("a + 0", "b + 10", "13", "c + 30", "one stack of 35 rows"):
         assert expected in texts
@@ -21,4 +21,4 @@ def test_an_update_writes_the_rows_of_the_bag():
     gradient = torch.tensor([0.0, 1.0, 2.0, 0.0])
     chart = draw.updates([2, 1, 2], gradient, gradient)
     assert chart.facts == {"rows": 4, "updated": 2}
-    assert draw.updates([0], gradient, gradient, claim="{updated} of {rows}").claim == "2 of 4"
+    assert chart.claim == "a dense step writes 4 rows, an update in backward 2"

@@ -143,23 +143,17 @@ def test_a_row_of_bytes_names_each_part_and_the_sum():
     assert texts(chart) == ["scale", "4 B", "codes", "64 B", "68 bytes"]
 
 
-def test_an_all_to_all_counts_the_messages_that_are_where_they_belong() -> None:
+def test_an_all_to_all_writes_each_message_where_it_was_and_where_it_is() -> None:
     before = [[10 * source + rank for rank in range(3)] for source in range(3)]
     after = [list(column) for column in zip(*before, strict=True)]
-    assert (
-        draw.all_to_all(before, after, mark=1, claim="{right} of {ranks} x 3").claim == "9 of 3 x 3"
-    )
-    after[0][1], after[0][2] = after[0][2], after[0][1]
-    assert draw.all_to_all(before, after, mark=0, claim="{right}").claim == "7"
+    written = texts(draw.all_to_all(before, after, mark=1, claim=""))
+    assert written.count("21") == written.count("0") == 2
 
 
 def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
     bags = [[[7, 2, 6], [1]], [[5], [3, 4]]]
     partial = [[[20.0, 10.0], [0.0, 30.0]], [[130.0, 0.0], [50.0, 40.0]]]
-    chart = draw.partial_sums(
-        bags, 8, partial, [[150.0, 10.0], [50.0, 70.0]], mark=7, claim="{split} of {bags}"
-    )
-    assert chart.claim == "2 of 4"
+    chart = draw.partial_sums(bags, 8, partial, [[150.0, 10.0], [50.0, 70.0]], mark=7, claim="")
     written = texts(chart)
     assert [written.count(text) for text in ("7", "3", "130", "30", "150", "70")] == [
         2,
@@ -177,8 +171,8 @@ def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
 def test_the_cells_of_stages_have_the_rank_of_the_sample_or_of_the_feature():
     from matplotlib.colors import to_hex
 
-    chart = draw.stages({"user": 1, "product": 0}, 1, claim="{ranks}, {samples}, {features}")
-    assert chart.claim == "2, 2, 2"
+    chart = draw.stages({"user": 1, "product": 0}, 1, claim="{ranks} ranks")
+    assert chart.claim == "2 ranks"
     (axes,) = chart.figure.axes
     colors = [RANK_COLORS.index(to_hex(cell.get_facecolor())) for cell in axes.patches]
     samples, features = [0, 0, 1, 1], [1, 0, 1, 0]
@@ -192,8 +186,8 @@ def test_a_training_step_writes_what_each_rank_sends():
         {"input ids": 5, "output rows": 6, "output gradients": 7},
         {"input ids": 1, "output rows": 2, "output gradients": 3},
     ]
-    chart = draw.training_step(held, sent, 1000, 8, claim="{bytes} and {dense}")
-    assert chart.claim == "24 and 4000"
+    chart = draw.training_step(held, sent, 1000, 8, claim="{bytes} bytes")
+    assert chart.claim == "24 bytes"
     written = texts(chart)
     assert {
         "ids: 5 B",
@@ -206,10 +200,7 @@ def test_a_training_step_writes_what_each_rank_sends():
 
 
 def test_sums_are_added_inside_the_host_before_they_cross():
-    chart = draw.host_sums(
-        [[12, 3, 9, 20], [8, 5, 11, 17]], 256, 128, claim="{parts} parts, {sums} sums"
-    )
-    assert chart.claim == "4 parts, 2 sums"
+    chart = draw.host_sums([[12, 3, 9, 20], [8, 5, 11, 17]], 256, 128, claim="")
     written = texts(chart)
     assert {
         "12 + 8",

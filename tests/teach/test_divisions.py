@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tutorec.balance import LoadBalanceManager
 from tutorec.teach import draw
 
@@ -23,17 +21,12 @@ def test_a_line_has_the_rows_of_its_rank_and_names_a_feature_once():
 
 def test_rows_that_are_not_counted_have_a_thick_frame():
     # The document gives each rank 13 // 2 rows, and the last one has a row more.
-    chart = draw.divisions({"": LoadBalanceManager([4, 9], 2, compat=True)})
+    chart = draw.divisions({"": LoadBalanceManager([4, 9], 2, compat=True)}, claim="")
     thick = [patch for patch in chart.figure.axes[0].patches if patch.get_linewidth() > 2]
     assert len(thick) == 1
     assert written(chart).count("counts 6") == 2
 
 
 def test_a_feature_without_rows_is_named():
-    chart = draw.divisions({"": LoadBalanceManager([4, 4], 2, compat=True)})
+    chart = draw.divisions({"": LoadBalanceManager([4, 4], 2, compat=True)}, claim="")
     assert "counts 4, lists feature 1" in written(chart)
-
-
-def test_no_case_is_refused():
-    with pytest.raises(ValueError, match="needs a case"):
-        draw.divisions({})

@@ -40,24 +40,22 @@ def charts():
     return {
         "bars": draw.bars({"loop": 1.2, "kernel": 0.003}, unit="s"),
         "rank_frequency": draw.rank_frequency(torch.tensor([7, 7, 7, 1]), what="product"),
-        "curves": draw.curves({"AUC": [0.5, 0.7]}, quantity="AUC", baseline=0.6, optimum=0.72),
-        "timeline": draw.timeline(Trace(-1, EVENTS)),
+        "curves": draw.curves({"model": [0.5, 0.7]}, quantity="AUC", claim="the AUC grows"),
+        "timeline": draw.timeline(Trace(-1, EVENTS), claim="rank 0 waits"),
         "traffic": draw.traffic([[0, 3072], [1024, 0]]),
-        "jagged": draw.jagged(Kjt()),
-        "here": draw.here("wire", {"log": "9 clicks"}),
-        "life": draw.life(7, {"log": "user 3 clicked 7", "KJT": "values[0]"}),
+        "jagged": draw.jagged(Kjt(), claim="{ids} ids in {features} features of {samples} samples"),
+        "here": draw.here("wire"),
     }
 
 
 CLAIMS = {
     "bars": "loop: 1.2 s, 400 times kernel",
     "rank_frequency": "the most frequent 1 % of products make up 75 % of 4 occurrences",
-    "curves": "training closes 83 % of the gap between the baseline and the best possible",
-    "timeline": "ranks spend 25 % of the time waiting",
+    "curves": "the AUC grows",
+    "timeline": "rank 0 waits",
     "traffic": "rank 0 sends 75 % of 4 KiB",
-    "jagged": "6 ids in 2 features of 2 samples; padding would waste 50 % of the room",
+    "jagged": "6 ids in 2 features of 2 samples",
     "here": "You are here: wire, station 3 of 8 on a batch's path",
-    "life": "The life of id 7, up to its KJT",
 }
 
 
@@ -103,7 +101,7 @@ def test_a_caption_that_opens_with_a_name_from_the_code_keeps_it():
 
 
 def test_hatches_have_the_colour_of_the_page():
-    chart = draw.parts({"": {"a step": {"x": 1.0, "y": 2.0, "hatched": 3.0}}}, unit="s")
+    chart = draw.parts({"": {"a": {"x": 1.0, "y": 2.0, "hatched": 3.0}}}, unit="s", claim="")
     assert "fill: var(--pst-color-background" in draw.show(chart).svg
 
 
@@ -122,23 +120,19 @@ def test_ids_of_two_figures_on_a_page_differ():
     assert set(clips) <= one
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CLAIMS if name not in ("jagged", "here", "life")]
-)
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("jagged", "here")])
 def test_every_axis_of_a_chart_is_named(name):
     for axes in charts()[name].figure.axes:
         names = axes.get_xlabel() or [label.get_text() for label in axes.get_xticklabels()]
         assert names
 
 
-def test_claim_template_is_filled_from_the_facts_and_a_wrong_one_is_refused():
+def test_claim_template_is_filled_from_the_facts():
     chart = draw.bars(
         {"a": 4.0, "b": 2.0}, unit="rows", claim="{largest} has {ratio:.1f}x the rows of {smallest}"
     )
     assert chart.claim == "a has 2.0x the rows of b"
-    assert chart.facts["total"] == 6.0
-    with pytest.raises(KeyError, match=r"'speed'.*knows largest, least, most"):
-        draw.bars({"a": 1.0}, unit="rows", claim="{speed} is high")
+    assert chart.facts["ratio"] == 2.0
 
 
 def test_measured_points_have_the_colour_of_their_prediction_and_a_tick_each():
@@ -146,7 +140,7 @@ def test_measured_points_have_the_colour_of_their_prediction_and_a_tick_each():
     both = {
         k: v for key, line in said.items() for k, v in ((key, line), (f"{key[0]}, measured", found))
     }
-    (axes,) = draw.curves(both, quantity="ms", steps=[0, 20]).figure.axes
+    (axes,) = draw.curves(both, quantity="ms", steps=[0, 20], claim="").figure.axes
     first, first_points, second, second_points = axes.get_lines()
     assert list(first_points.get_ydata()) == found and first_points.get_linestyle() == "None"
     assert (
@@ -187,41 +181,35 @@ def test_colours_stand_out_on_light_and_dark_pages(color):
     assert contrast(color, "#ffffff") >= 4.5
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="'moon' is not on the map"):
-        draw.here("moon")
-    with pytest.raises(ValueError, match="stations \\['moon'\\]"):
-        draw.life(7, {"moon": "?"})
-    with pytest.raises(ValueError, match="none were recorded"):
-        draw.timeline(Trace())
-    with pytest.raises(ValueError, match="at least one value"):
-        draw.bars({}, unit="s")
-
-
 def test_units_read_as_said():
     assert [number(0.5), number(1234.5), number(12), number(99.96)] == ["0.5", "1,234", "12", "100"]
     assert [seconds(0), seconds(61.5), seconds(2e-7)] == ["0 ns", "61.5 s", "200 ns"]
     assert [size(0), size(1536), size(-2048)] == ["0 B", "1.5 KiB", "-2 KiB"]
 
 
-def test_two_timelines_share_one_scale_and_both_have_facts():
+def test_two_timelines_share_one_scale():
     chart = draw.timeline(
         {"first": Trace(-1, EVENTS), "second": Trace(-1, EVENTS[:2])},
-        claim="{waited:.1f}, {total_2:.1f}",
+        claim="two",
     )
     first, second = chart.figure.axes
     assert first.get_xlim() == second.get_xlim()
-    assert chart.claim == "0.1, 0.2"
 
 
 def test_marks_say_which_share_of_the_occurrences_the_most_frequent_ids_have():
     ids = torch.tensor([5] * 6 + [3] * 3 + [1])
-    chart = draw.rank_frequency(ids, marks=(10, 20, 100), rows=10, claim="{marked[20]:.0%}")
+    chart = draw.rank_frequency(
+        ids, what="id", marks=(10, 20, 100), rows=10, claim="{marked[20]:.0%}"
+    )
     assert chart.facts["marked"] == pytest.approx({10: 0.6, 20: 0.9, 100: 1.0})
     [axes] = chart.figure.axes
     lines = {float(np.asarray(line.get_xdata())[0]) for line in axes.lines}
     assert lines == {1.0, 2.0, 10.0}
-    assert [text.get_text() for text in axes.texts] == ["10 %: 60 %", "20 %: 90 %", "100 %: 100 %"]
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "10 %: 60 %",
+        "20 %: 90 %",
+        "100 %: 100 %",
+    ]
     assert chart.claim == "90 %"
-    of_those_seen = draw.rank_frequency(ids, marks=(50,)).facts["marked"]
+    of_those_seen = draw.rank_frequency(ids, what="id", marks=(50,)).facts["marked"]
     assert of_those_seen == pytest.approx({50: 0.9})

@@ -29,8 +29,8 @@ def test_waiting_is_cut_out_of_the_bars():
 
 
 def test_panels_have_one_scale_and_numbers_of_their_own():
-    chart = draw.gantt({"one": recorded(), "two": recorded()}, claim="{waited} and {waited_2} ms")
-    assert chart.claim == "500 and 500 ms"
+    chart = draw.gantt({"one": recorded(), "two": recorded()})
+    assert chart.claim == "one waits 500 of 1,000 ms, two waits 500 of 1,000 ms"
     first, second = chart.figure.axes
     assert first.get_xlim() == second.get_xlim() == (0, 1000)
     labels = [label.get_text() for label in first.get_yticklabels()]

@@ -28,8 +28,8 @@ def test_lines_that_are_not_prefetched_are_counted(kind, alignment, missed):
 
 def test_the_title_names_the_layouts_that_are_prefetched_whole():
     rows = {"near": row_layout(64, DataType.INT8, 4), "far": row_layout(64, DataType.INT8, 16)}
-    assert draw.lines(rows).claim == "every line of a row is prefetched in: near"
-    assert draw.lines({"far": rows["far"]}, claim="{whole}, {most:g}").claim == "none, 1"
+    assert draw.lines(rows, claim="whole: {whole}").claim == "whole: near"
+    assert draw.lines({"far": rows["far"]}, claim="{whole}").claim == "none"
 
 
 def test_bars_hold_all_bytes_of_the_rows_and_their_padding():

@@ -23,7 +23,9 @@ def test_a_batch_is_noted_as_it_was_remapped():
 
 def test_the_figure_counts_all_batches_and_names_the_ids():
     first, second = two_batches()
-    chart = draw.remapping({"first": first, "second": second})
-    assert chart.claim == "1 of 6 ids read the shared row; 1 rows were taken from another id"
+    chart = draw.remapping(
+        {"first": first, "second": second}, claim="{shared} of {ids}, {evicted} evicted"
+    )
+    assert chart.claim == "1 of 6, 1 evicted"
     texts = [text.get_text() for text in chart.figure.axes[0].texts]
     assert texts.count("50") == 4 and "was 60" in texts and texts.count("all others") == 2

@@ -48,8 +48,12 @@ def test_every_ratio_of_the_list_is_stored():
 
 
 def test_ratios_count_intervals_above_one():
-    chart = draw.ratios({"a": (2.0, 1.9, 2.1), "b": (1.1, 0.9, 1.2)}, axis="theirs / ours")
-    assert (chart.facts["above"], chart.facts["largest"], chart.facts["least"]) == (1, "a", "1.1")
+    chart = draw.ratios(
+        {"a": (2.0, 1.9, 2.1), "b": (1.1, 0.9, 1.2)},
+        axis="theirs / ours",
+        claim="{above} of {count}",
+    )
+    assert chart.claim == "1 of 2"
 
 
 @pytest.mark.live

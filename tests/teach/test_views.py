@@ -22,7 +22,7 @@ BATCH = kjt_from_lists({"clicked": [[7, 2], []], "user": [[3], [4]]})
     ],
 )
 def test_an_operation_is_a_view_or_a_copy(name, made, copies):
-    facts = draw.views(BATCH, {name: made}).facts
+    facts = draw.views(BATCH, {name: made}, claim="").facts
     assert facts["copies" if copies else "views"] == [name]
     assert not facts["views" if copies else "copies"]
 

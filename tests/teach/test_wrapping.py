@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,7 +11,6 @@ import tutorec
 from tutorec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     row_wise,
-    table_wise,
 )
 from tutorec.distributed.types import ShardingPlan
 from tutorec.teach import draw
@@ -40,17 +38,3 @@ def test_each_rank_has_a_replica_and_its_rows() -> None:
     assert {"rank 0: user", "rank 1: item", "gradients: mean"} <= set(written)
     assert written.count("rows 0 to 3") == written.count("rows 4 to 7") == 2
     assert written.count("1,000 numbers") == 2
-
-
-@pytest.mark.parametrize(
-    "tables", [plan(table_wise(rank=0)), plan(row_wise(), ("user", "item", "shop"))]
-)
-def test_other_plans_are_refused(tables: Any) -> None:
-    with pytest.raises(ValueError, match="'user', 'item'"):
-        draw.wrapped(MODEL, tables, claim="")
-
-
-def test_a_plan_of_two_modules_is_refused() -> None:
-    two = ShardingPlan(plan(row_wise()).plan | plan(row_wise(), path="more").plan)
-    with pytest.raises(ValueError, match="'tables', 'more'"):
-        draw.wrapped(MODEL, two, claim="")

@@ -10,14 +10,16 @@ import html
 import io
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
 from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE, rank_color
 from tutorec._text import spaced_percents
@@ -32,7 +34,9 @@ __all__ = [
     "canvas",
     "caption",
     "finish",
+    "legend",
     "rank_color",
+    "rectangle",
     "show",
     "style",
 ]
@@ -45,7 +49,7 @@ _PIXELS = 700
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The book's look, for figures that a chapter draws itself."""
+    """The book's look: a block, or a decorator of what draws a figure."""
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -87,8 +91,7 @@ class Picture:
 
     def save(self, path: str) -> None:
         """Write the PNG to a file."""
-        with open(path, "wb") as out:
-            out.write(self.png)
+        Path(path).write_bytes(self.png)
 
 
 def caption(claim: str) -> str:
@@ -109,28 +112,51 @@ def canvas(height: float) -> Figure:
     return figure
 
 
-def finish(figure: Figure, template: str | None, default: str, facts: dict[str, Any]) -> Chart:
-    """Set the title: `template`, or the default claim, filled from the facts.
+def rectangle(
+    axes: Any,
+    box: tuple[float, float, float, float],
+    text: str = "",
+    *,
+    color: str | None = None,
+    edge: str = INK,
+    width: float = 0.7,
+    **look: Any,
+) -> None:
+    """A rectangle with text in its middle.
 
     Args:
-        figure: The drawn figure.
-        template: What the caller wants to claim, with facts in braces; None for the default.
-        default: The claim that a drawing function makes by itself.
-        facts: Numbers computed from the drawn data, by name.
-
-    Raises:
-        KeyError: The template asks for a number that the data does not give.
+        axes: Where it is drawn.
+        box: Left, top, width and height, where the vertical axis points down.
+        text: White on a colour, in ink where there is none.
+        color: What the rectangle is filled with.
+        edge: The colour of its frame.
+        width: Of its frame; a thicker one is above the frames next to it.
+        look: Of the text.
     """
-    pattern = default if template is None else template
-    try:
-        claim = spaced_percents(pattern.format(**facts))
-    except KeyError as error:
-        raise KeyError(
-            f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
-        ) from None
+    x, y, wide, high = box
+    axes.add_patch(
+        Rectangle((x, y), wide, high, fc=color or "none", ec=edge, lw=width, zorder=2 + width / 10)
+    )
+    if text:
+        look = {"ha": "center", "va": "center", "color": "white" if color else INK, **look}
+        axes.text(x + wide / 2, y + high / 2, text, **look)
 
-    figure.suptitle("\n".join(textwrap.wrap(claim, 70)), x=0.012, ha="left", fontsize=13)
+
+def legend(figure: Figure, keys: Mapping[str, Mapping[str, Any]], columns: int = 4) -> None:
+    """Below a figure, a patch for each name, which looks as given."""
+    patches = [Patch(**look, label=name) for name, look in keys.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=min(columns, len(patches)))
+
+
+def finish(figure: Figure, claim: str, **facts: Any) -> Chart:
+    """A drawn figure with its title: the claim, filled from numbers of the drawn data."""
+    claim = spaced_percents(claim.format(**facts))
+    _set_title(figure, textwrap.fill(claim, 70))
     return Chart(figure, claim, facts)
+
+
+def _set_title(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.012, ha="left", fontsize=13)
 
 
 def show(chart: Chart, alt: str | None = None) -> Picture:
@@ -141,13 +167,12 @@ def show(chart: Chart, alt: str | None = None) -> Picture:
         alt: What the picture says to a reader who cannot see it; the claim is put before it. The
             cell's metadata `mystnb: {image: {alt: ...}}` repeats it for the built book.
     """
-    text = chart.claim if not alt else f"{chart.claim}. {alt}"
+    text = f"{chart.claim}. {alt}" if alt else chart.claim
     png = _rendered(chart.figure, "png", dpi=200)
     title = chart.figure.get_suptitle()
-    chart.figure.suptitle("")  # the page writes the claim below the figure
+    _set_title(chart.figure, "")  # the page writes the claim below the figure
     drawing = _rendered(chart.figure, "svg", metadata={"Date": None}).decode()
-    chart.figure.suptitle(title, x=0.012, ha="left", fontsize=13)
-
+    _set_title(chart.figure, title)
     return Picture(png, _inline(drawing, text), text, chart.claim)
 
 
@@ -175,11 +200,6 @@ def _inline(drawing: str, alt: str) -> str:
     drawing = re.sub(r'\bid="', f'id="{prefix}-', drawing)
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", drawing)
 
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
-    assert size is not None, "matplotlib writes the size of a drawing"
-    head = (
-        f'<svg viewBox="{size[0][9:-1]}" role="img" aria-label="{html.escape(alt)}" style="width: '
-        '100%" '
-        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    )
-    return head + drawing[drawing.index(">") + 1 :]
+    # as wide as the column, in place of a width in points
+    width = f' role="img" aria-label="{html.escape(alt)}" style="width: 100%"'
+    return re.sub(r' width="[\d.]+pt" height="[\d.]+pt"', lambda _: width, drawing, count=1)

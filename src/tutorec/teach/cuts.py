@@ -5,197 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.patches import Patch, Rectangle
+from tutorec.teach.canvas import (
+    INK,
+    Chart,
+    canvas,
+    finish,
+    legend,
+    rank_color,
+    rectangle,
+    style,
+)
+from tutorec.teach.units import decimal_size
 
-from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
-from tutorec.teach.units import size
-
-__all__ = ["cuts", "one_table"]
+__all__ = ["cuts", "one_table", "resharding", "shard_boxes"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
 _COPY = 1.06  # from a copy to the one next to it, in widths of the table
 _STEP = 0.1  # of a copy to the one behind it
 _ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
-_NAME = 0.55  # room for a name under its table, in units of the highest
 _LINES = 9  # of text that a whole table has room for
+_APART = 0.06  # between two shards, in heights of a table
+
+#: Rank, first row, first column, rows, columns.
+Box = tuple[int, int, int, int, int]
 
 
-def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) -> Chart:
-    """Two plans in a row: a box for each shard, with height by rows and width by columns.
-
-    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table
-    overlap.
-
-    Args:
-        plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()`
-            and `ranks`.
-        claim: Title; may use {least} and {most}: bytes that a rank holds under any of the plans.
-
-    Raises:
-        ValueError: There is no plan, or a plan without tables.
-    """
-    if not plans or not all(plans.values()):
-        raise ValueError(f"cuts needs plans that have tables, got {[*map(len, plans.values())]}")
-
-    boxes = {
-        name: {table: shard_boxes(entry) for table, entry in plan.items()}
-        for name, plan in plans.items()
-    }
-    rank_bytes = {
-        name: [
-            sum(
-                rows * columns * _BYTES
-                for table_boxes in tables.values()
-                for owner, _, _, rows, columns in table_boxes
-                if owner == rank
-            )
-            for rank in sorted({box[0] for table_boxes in tables.values() for box in table_boxes})
-        ]
-        for name, tables in boxes.items()
-    }
-    fields = {
-        "held": rank_bytes,
-        "least": size(min(map(min, rank_bytes.values()))),
-        "most": size(max(map(max, rank_bytes.values()))),
-    }
-
-    shapes = [entry.table_shape() for plan in plans.values() for entry in plan.values()]
-    highest = max(rows for rows, _ in shapes)
-    widest = max(columns for _, columns in shapes)
-    ranks = sorted(
-        {
-            box[0]
-            for tables in boxes.values()
-            for table_boxes in tables.values()
-            for box in table_boxes
-        }
-    )
-
-    with style():
-        lowest = farthest = 0.0
-        lines = -(-len(plans) // 2)
-        figure = canvas(0.8 + 2.5 * lines)
-        grid = figure.subplots(lines, min(2, len(plans)), squeeze=False).flatten()
-        for axes in grid[len(plans) :]:
-            axes.remove()
-        for axes, (name, tables) in zip(grid, boxes.items(), strict=False):
-            left = 0.0
-            for table, table_boxes in tables.items():
-                left, bottom = _table(axes, table, table_boxes, left, highest, widest)
-                lowest = max(lowest, bottom)
-            farthest = max(farthest, left - _GAP)
-            axes.set_title(name)
-            axes.axis("off")
-
-        for axes in figure.axes:
-            axes.set_xlim(-0.1, farthest + _GAP)  # one scale: a table is as wide in every panel
-            axes.set_ylim(lowest + _NAME, -0.02)
-        keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
-        figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))
-        return finish(figure, claim, "a rank holds between {least} and {most}", fields)
-
-
-def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
-    """One table under several plans, a large panel for each: rows down, columns across, and the row of an id.
-
-    A shard has its rank and, where there is room, what is cut. Copies are next to each other, each
-    as large as the whole table.
-
-    Args:
-        plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
-            `ranks`.
-        mark: The id whose row has a thick line, near the top where it is small.
-        claim: Title; may use the names of the plans, for the ranks that read the row, such as ``0``
-            or ``0 and 1``.
-    """  # noqa: E501
-    with style():
-        lines = -(-len(plans) // 2)
-        figure = canvas(2.5 * lines)
-        across = [_width(entry) for entry in plans.values()]
-        ratios = [max(across[side::2], default=1.0) for side in (0, 1)]
-        grid = figure.add_gridspec(lines, 2, width_ratios=ratios)
-        readers = {}
-
-        for number, (name, entry) in enumerate(plans.items()):
-            axes = _panel(figure, grid[divmod(number, 2)], across[number] / ratios[number % 2])
-            boxes = shard_boxes(entry)
-            rows, columns = entry.table_shape()
-            reading_ranks = [
-                str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high
-            ]
-            readers[name] = " and ".join(reading_ranks)
-            copies = not entry.shards()
-            axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
-            for position, box in enumerate(boxes):
-                text = _written(box, rows, columns)
-                _shard(axes, box, _COPY * columns * position if copies else 0, mark, text)
-
-            ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
-            axes.set_xticks(ticks if not copies else [])
-            axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
-            axes.set_xlabel("column" if not copies else f"{len(boxes)} copies of {columns} columns")
-            axes.set_ylabel("row")
-            axes.yaxis.set_major_formatter("{x:,.0f}")
-            axes.autoscale_view()
-            axes.set_xlim(0, columns * across[number])
-            axes.invert_yaxis()
-        return finish(figure, claim, "", readers)
-
-
-def _panel(figure: Any, place: Any, share: float) -> Any:
-    """Axes at the left of a place, as wide as a share of it."""
-    if share == 1:
-        return figure.add_subplot(place)
-    return figure.add_subplot(place.subgridspec(1, 2, width_ratios=[share, 1 - share])[0])
-
-
-def _width(entry: Any) -> float:
-    """How wide the panel of an entry is, in tables."""
-    return 1.0 if entry.shards() else 1 + _COPY * (len(entry.ranks) - 1)
-
-
-def _written(box: tuple[int, int, int, int, int], rows: int, columns: int) -> str:
-    """The rank of a shard, and what is cut where there is room: its rows, its columns, or both."""
-    rank, row, column, high, wide = box
-    gap = "\n" if wide < columns else " "  # narrow shards have narrow lines
-    row_text = f"\nrows{gap}{row:,} to {row + high - 1:,}" if high < rows else ""
-    column_text = f"\ncolumns{gap}{column} to {column + wide - 1}" if wide < columns else ""
-
-    text = f"rank {rank}" + (row_text + column_text or "\nwhole")
-    lines = text.count("\n") + 1
-    return text if high * _LINES >= lines * rows else f"rank {rank}"
-
-
-def _shard(
-    axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int, text: str
-) -> None:
-    """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
-    rank, row, column, high, wide = box
-    left = column + shift
-
-    axes.add_patch(
-        Rectangle(
-            (left, row), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=2
-        )
-    )
-    axes.text(
-        left + wide / 2, row + high / 2, text, color="white", fontsize=8.5, ha="center", va="center"
-    )
-
-    if row <= mark < row + high:
-        inset = 0.02 * wide  # the row of a shard ends with the shard
-        axes.plot(
-            [left + inset, left + wide - inset],
-            [mark, mark],
-            color=INK,
-            linewidth=5,
-            solid_capstyle="butt",
-        )
-
-
-def shard_boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
-    """(rank, first row, first column, rows, columns) of each shard; a copy is the whole table.
+def shard_boxes(entry: Any) -> list[Box]:
+    """Where each shard of a table is; a copy is the whole table.
 
     Args:
         entry: With `shards()`, `table_shape()` and `ranks`.
@@ -208,48 +45,198 @@ def shard_boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
     return [(rank, 0, 0, *entry.table_shape()) for rank in entry.ranks]
 
 
-def _table(
-    axes: Any,
-    name: str,
-    boxes: list[tuple[int, int, int, int, int]],
-    left: float,
-    highest: int,
-    widest: int,
-) -> tuple[float, float]:
-    """Draw the shards of one table from `left` on; return where the next begins, and its end."""
-    copies = len({box[1:] for box in boxes}) == 1 and len(boxes) > 1
-    right = left
-    bottom = 0.0
+@style()
+def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str) -> Chart:
+    """Two plans in a row: a box for each shard, with height by rows and width by columns.
 
+    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table
+    overlap.
+
+    Args:
+        plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()`
+            and `ranks`.
+        claim: The title.
+    """
+    entries = [entry for plan in plans.values() for entry in plan.values()]
+    scale = [max(sizes) for sizes in zip(*(e.table_shape() for e in entries), strict=True)]
+    ranks = sorted({box[0] for entry in entries for box in shard_boxes(entry)})
+
+    lines = -(-len(plans) // 2)
+    figure = canvas(0.8 + 2.5 * lines)
+    panels = [figure.add_subplot(lines, min(2, len(plans)), n + 1) for n in range(len(plans))]
+    right = bottom = 0.0
+    for axes, (name, plan) in zip(panels, plans.items(), strict=True):
+        left = 0.0
+        for table, entry in plan.items():
+            end, low = _table(axes, table, entry, left, scale)
+            left = end + _GAP
+            right = max(right, end)
+            bottom = max(bottom, low)
+        axes.set_title(name)
+        axes.axis("off")
+
+    for axes in panels:  # one scale: a table is as wide in every panel
+        axes.set(xlim=(-0.1, right + _GAP), ylim=(bottom + 0.55, -0.02))
+    legend(figure, {f"rank {rank}": {"color": rank_color(rank)} for rank in ranks}, len(ranks))
+    return finish(figure, claim)
+
+
+def _table(axes: Any, name: str, entry: Any, left: float, scale: list[int]) -> tuple[float, float]:
+    """Draw the shards of one table; return where it ends on the right and below."""
+    boxes = shard_boxes(entry)
+    copies = len(boxes) > 1 and not entry.shards()
+    right = bottom = 0.0
     for position, (rank, row, column, rows, columns) in enumerate(boxes):
         shift = _STEP * position if copies else 0.0
-        x = left + column / widest + shift
-        y = row / highest + shift
-        wide = columns / widest
-        high = rows / highest
-        axes.add_patch(
-            Rectangle(
-                (x, y), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0
-            )
-        )
-
-        across = wide > 0.9
-        if not copies and high >= (_ROOM if across else 2 * _ROOM):
-            center = x + wide / 2, y + high / 2
-            rotation = 0 if across else 90
-            axes.text(
-                *center,
-                f"[{row}, {column}]",
-                color="white",
-                fontsize=8,
-                ha="center",
-                va="center",
-                rotation=rotation,
-            )
+        x = left + column / scale[1] + shift
+        y = row / scale[0] + shift
+        wide = columns / scale[1]
+        high = rows / scale[0]
+        upright = wide <= 0.9
+        has_room = not copies and high >= (2 * _ROOM if upright else _ROOM)
+        text = f"[{row}, {column}]" if has_room else ""
+        look = {"color": rank_color(rank), "edge": "white", "width": 1.0}
+        turned = 90 if upright else 0
+        rectangle(axes, (x, y, wide, high), text, **look, size=8, rotation=turned)
         right = max(right, x + wide)
         bottom = max(bottom, y + high)
 
-    rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))
+    rows, columns = entry.table_shape()
     label = f"{name.replace('_', '_' + chr(10), 1)}\n{rows} x {columns}"
     axes.text(left, bottom + 0.04, label, fontsize=9, va="top")
-    return right + _GAP, bottom
+    return right, bottom
+
+
+@style()
+def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
+    """One table under several plans, a large panel for each, and the row of an id.
+
+    Rows go down, columns across. A shard has its rank and, where there is room, what is cut. Copies
+    are next to each other, each as large as the whole table.
+
+    Args:
+        plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
+            `ranks`.
+        mark: The id whose row has a thick line, near the top where it is small.
+        claim: Title; may use the names of the plans, for the ranks that read the row, such as ``0``
+            or ``0 and 1``.
+    """
+    lines = -(-len(plans) // 2)
+    figure = canvas(2.5 * lines)
+    # widths of the panels, in tables
+    widths = [
+        1.0 if entry.shards() else 1 + _COPY * (len(entry.ranks) - 1) for entry in plans.values()
+    ]
+    ratios = [max(widths[side::2], default=1.0) for side in (0, 1)]
+    grid = figure.add_gridspec(lines, 2, width_ratios=ratios)
+    readers = {}
+
+    for number, (name, entry) in enumerate(plans.items()):
+        share = widths[number] / ratios[number % 2]
+        place = grid[divmod(number, 2)]
+        if share < 1:
+            place = place.subgridspec(1, 2, width_ratios=[share, 1 - share])[0]
+        axes = figure.add_subplot(place)
+
+        boxes = shard_boxes(entry)
+        columns = entry.table_shape()[1]
+        copies = not entry.shards()
+        reading = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
+        readers[name] = " and ".join(reading)
+        for position, box in enumerate(boxes):
+            shift = _COPY * columns * position if copies else 0
+            _shard(axes, box, shift, mark, entry.table_shape())
+
+        axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
+        ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
+        axes.set_xticks([] if copies else ticks)
+        axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
+        axes.set_xlabel(f"{len(boxes)} copies of {columns} columns" if copies else "column")
+        axes.set_ylabel("row")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.autoscale_view()
+        axes.invert_yaxis()
+        axes.set_xlim(0, columns * widths[number])
+    return finish(figure, claim, **readers)
+
+
+def _shard(axes: Any, box: Box, shift: float, mark: int, shape: tuple[int, int]) -> None:
+    """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
+    rank, row, column, high, wide = box
+    rows, columns = shape
+    gap = "\n" if wide < columns else " "  # narrow shards have narrow lines
+    row_text = f"\nrows{gap}{row:,} to {row + high - 1:,}" if high < rows else ""
+    column_text = f"\ncolumns{gap}{column} to {column + wide - 1}" if wide < columns else ""
+    text = f"rank {rank}" + (row_text + column_text or "\nwhole")
+    if high * _LINES < (text.count("\n") + 1) * rows:
+        text = f"rank {rank}"
+
+    left = column + shift
+    look = {"color": rank_color(rank), "edge": "white", "width": 2}
+    rectangle(axes, (left, row, wide, high), text, **look, size=8.5)
+    if row <= mark < row + high:
+        ends = [left + 0.02 * wide, left + 0.98 * wide]  # the row of a shard ends with the shard
+        axes.plot(ends, [mark] * 2, color=INK, linewidth=5, solid_capstyle="butt", zorder=3)
+
+
+@style()
+def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str) -> Chart:
+    """The shards of a table, each part in the colour of the rank whose file has it.
+
+    Args:
+        saved: The table in the plan under which it was written: an entry with `shards()` and
+            `table_shape()`.
+        loaded: Title to the table in a plan under which it is read.
+        claim: Title; may use {files}, and by position of a plan {reads_1}, {reads_2}, ...: the
+            parts that are read.
+    """
+    files = shard_boxes(saved)
+    panels = {f"saved by {len(files)} ranks": saved, **loaded}
+    figure = canvas(3.4)
+    grid = figure.subplots(1, len(panels), sharex=True, sharey=True)
+    reads = {}
+    for position, (axes, (name, entry)) in enumerate(zip(grid, panels.items(), strict=True)):
+        boxes = shard_boxes(entry)
+        reads[f"reads_{position}"] = sum(_parts(axes, box, files, entry) for box in boxes)
+        axes.set_title(name)
+        axes.axis("off")
+
+    grid[0].autoscale_view()
+    grid[0].invert_yaxis()
+    keys = {f"from rank {rank}'s file": {"color": rank_color(rank)} for rank, *_ in files}
+    legend(figure, keys, len(keys))
+    return finish(figure, claim, files=len(files), **reads)
+
+
+def _parts(axes: Any, shard: Box, files: list[Box], entry: Any) -> int:
+    """Draw one shard, and return the number of parts that it is read in."""
+    rank, top, left, rows, columns = shard
+    all_rows, all_columns = entry.table_shape()
+    shift_x = _APART * round(left / columns)
+    shift_y = _APART * round(top / rows)
+
+    def place(row: int, column: int, high: int, wide: int) -> tuple[float, float, float, float]:
+        x = column / all_columns + shift_x
+        y = row / all_rows + shift_y
+        return x, y, wide / all_columns, high / all_rows
+
+    parts = 0
+    for file, row, column, height, width in files:
+        first = max(top, row)
+        start = max(left, column)
+        high = min(top + rows, row + height) - first
+        wide = min(left + columns, column + width) - start
+        if high > 0 and wide > 0:
+            turned = 90 if wide < all_columns / 2 else 0
+            text = decimal_size(_BYTES * high * wide)
+            box = place(first, start, high, wide)
+            rectangle(axes, box, text, color=rank_color(file), width=0, size=9, rotation=turned)
+            parts += 1
+
+    x, y, wide, high = box = place(top, left, rows, columns)
+    rectangle(axes, box, width=1.2)
+    if wide < 0.9:
+        axes.text(x + wide / 2, y + high + 0.06, f"rank {rank}", ha="center", va="center", size=8)
+    else:
+        axes.text(x + wide + 0.03, y + high / 2, f"rank {rank}", va="center", size=8, rotation=270)
+    return parts

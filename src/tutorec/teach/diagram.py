@@ -8,21 +8,25 @@ say.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
+from matplotlib.patches import FancyArrowPatch
 
-__all__ = ["Diagram", "Node"]
+from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, rectangle, style
+
+__all__ = ["WIDTH", "Diagram", "Node", "Owner"]
 
 #: Characters of the text's size across a figure.
 WIDTH = 78
 _LINE_INCHES = 0.235
-_POINTS = 10.0
+_CELL_LINES = 1.2
+
+#: Whose colour: a rank's, a colour by its name for what belongs to no rank, or None, the ink.
+Owner = int | str | None
+Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """Position of a box or a strip: left, top, width and height, in characters and lines."""
 
     x: float
@@ -31,22 +35,22 @@ class Node:
     height: float
 
     @property
-    def top(self) -> tuple[float, float]:
+    def top(self) -> Point:
         """The middle of its upper edge."""
         return self.x + self.width / 2, self.y
 
     @property
-    def bottom(self) -> tuple[float, float]:
+    def bottom(self) -> Point:
         """The middle of its lower edge."""
         return self.x + self.width / 2, self.y + self.height
 
     @property
-    def left(self) -> tuple[float, float]:
+    def left(self) -> Point:
         """The middle of its left edge."""
         return self.x, self.y + self.height / 2
 
     @property
-    def right(self) -> tuple[float, float]:
+    def right(self) -> Point:
         """The middle of its right edge."""
         return self.x + self.width, self.y + self.height / 2
 
@@ -67,12 +71,11 @@ class Diagram:
         '3 ids select 3 rows'
     """
 
+    @style()
     def __init__(self, lines: float) -> None:
-        with style():
-            self._figure = canvas(lines * _LINE_INCHES)
-            self._axes: Any = self._figure.add_subplot()
-        self._axes.set_xlim(0, WIDTH)
-        self._axes.set_ylim(lines, 0)
+        self._figure = canvas(lines * _LINE_INCHES)
+        self._axes: Any = self._figure.add_subplot()
+        self._axes.set(xlim=(0, WIDTH), ylim=(lines, 0))
         self._axes.axis("off")
 
     def text(
@@ -87,9 +90,7 @@ class Diagram:
     ) -> None:
         """One line or several; (x, y) is its middle in height, and its left, center or right."""
         weight = "bold" if bold else "normal"
-        self._axes.text(
-            x, y, text, ha=align, va="center", fontsize=_POINTS, color=color, fontweight=weight
-        )
+        self._axes.text(x, y, text, ha=align, va="center", size=10, color=color, weight=weight)
 
     def box(
         self,
@@ -102,31 +103,13 @@ class Diagram:
         lines: float = 1.4,
     ) -> Node:
         """A box around text in a rank's colour; as wide as the text unless a width is given."""
-        from matplotlib.patches import FancyBboxPatch
-
-        node = Node(x, y, width or len(max(text.split("\n"), key=len)) + 2, lines)
-        color = INK if rank is None else rank_color(rank)
-        self._axes.add_patch(
-            FancyBboxPatch(
-                (x, y),
-                node.width,
-                lines,
-                boxstyle="square,pad=0",
-                edgecolor=color,
-                facecolor="none",
-                linewidth=1.5,
-            )
-        )
-
-        text_lines = text.split("\n")
+        texts = text.split("\n")
+        node = Node(x, y, width or max(map(len, texts)) + 2, lines)
+        rectangle(self._axes, node, edge=_color(rank) or INK, width=1.5)
         # line by line: a page's font is narrower than the one that is measured
-        for position, text_line in enumerate(text_lines):
-            self.text(
-                x + node.width / 2,
-                y + lines / 2 + 0.9 * (position - (len(text_lines) - 1) / 2),
-                text_line,
-                align="center",
-            )
+        for position, text_line in enumerate(texts):
+            middle = y + lines / 2 + 0.9 * (position - (len(texts) - 1) / 2)
+            self.text(x + node.width / 2, middle, text_line, align="center")
         return node
 
     def strip(
@@ -135,7 +118,7 @@ class Diagram:
         y: float,
         cells: Sequence[Any],
         *,
-        rank: int | str | Sequence[int | None] | None = None,
+        rank: Owner | Sequence[Owner] = None,
         title: str = "",
         marked: Collection[int] = (),
         cell: float = 3,
@@ -146,62 +129,38 @@ class Diagram:
             x: Left edge of the first cell, in characters.
             y: Upper edge, in lines; a title is above it.
             cells: What is written into them.
-            rank: Whose colour, of all cells or of each; a colour by its name for what belongs to no
-                rank; None: an empty cell in the page's ink.
+            rank: Whose colour, of all cells or of each; None: an empty cell in the page's ink.
             title: Written above the strip.
             marked: Positions of the cells with a thick frame.
             cell: Width of one.
         """
-        from matplotlib.patches import Rectangle
-
-        ranks: Sequence[int | str | None] = (
-            [rank] * len(cells) if rank is None or isinstance(rank, int | str) else rank
-        )
+        if not isinstance(rank, Sequence) or isinstance(rank, str):
+            rank = [rank] * len(cells)
         if title:
             self.text(x, y - 0.6, title)
 
-        for position, (value, cell_rank) in enumerate(zip(cells, ranks, strict=True)):
-            left = x + position * cell
-            filled = cell_rank is not None
-            thick = position in marked
-            self._axes.add_patch(
-                Rectangle(
-                    (left, y), cell, 1.2, facecolor=rank_color(cell_rank) if isinstance(cell_rank, int) else cell_rank or "none",  # noqa: E501
-                    edgecolor=INK, linewidth=2.5 if thick else 0.7, zorder=3 if thick else 2,
-                )
-            )  # fmt: skip
-            self._axes.text(
-                left + cell / 2, y + 0.6, str(value), ha="center", va="center", fontsize=_POINTS, zorder=4,  # noqa: E501
-                color="white" if filled else INK, fontweight="bold" if thick else "normal",
-            )  # fmt: skip
-
-        return Node(x, y, cell * len(cells), 1.2)
+        for position, (value, owner) in enumerate(zip(cells, rank, strict=True)):
+            frame, weight = (2.5, "bold") if position in marked else (0.7, "normal")
+            box = x + position * cell, y, cell, _CELL_LINES
+            color = _color(owner)
+            rectangle(self._axes, box, str(value), color=color, width=frame, size=10, weight=weight)
+        return Node(x, y, cell * len(cells), _CELL_LINES)
 
     def arrow(
         self,
-        start: tuple[float, float],
-        end: tuple[float, float],
+        start: Point,
+        end: Point,
         text: str = "",
         *,
-        rank: int | None = None,
+        rank: Owner = None,
         right: bool = True,
+        dashed: bool = False,
     ) -> None:
         """An arrow, and what it carries, written next to its head: on the right, or on the left."""
-        from matplotlib.patches import FancyArrowPatch
-
-        color = INK if rank is None else rank_color(rank)
-        self._axes.add_patch(
-            FancyArrowPatch(
-                start,
-                end,
-                arrowstyle="-|>",
-                mutation_scale=12,
-                color=color,
-                linewidth=1.6,
-                shrinkA=2,
-                shrinkB=2,
-            )
-        )
+        color = _color(rank) or INK
+        look = {"color": color, "lw": 1.6, "ls": "--" if dashed else "-"}
+        arrow = FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, **look)
+        self._axes.add_patch(arrow)
 
         slanting = abs(start[0] - end[0]) > 0.1 and abs(start[1] - end[1]) > 0.1
         x, y = (a + (0.7 if slanting else 0.5) * (b - a) for a, b in zip(start, end, strict=True))
@@ -210,7 +169,11 @@ class Diagram:
             align = "left" if right else "right"
             self.text(x + (1 if right else -1), y, text, align=align, color=color)
 
+    @style()
     def chart(self, claim: str, **facts: Any) -> Chart:
         """The diagram as a figure whose title is the claim, filled from the facts."""
-        with style():
-            return finish(self._figure, claim, "", facts)
+        return finish(self._figure, claim, **facts)
+
+
+def _color(owner: Owner) -> str | None:
+    return rank_color(owner) if isinstance(owner, int) else owner

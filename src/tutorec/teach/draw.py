@@ -5,18 +5,18 @@ the chapter's checks.
 """
 
 from tutorec.teach.batched import table_batching, updates
-from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
-from tutorec.teach.charts import bars, curves, rank_frequency, timeline
-from tutorec.teach.cuts import cuts, one_table
+from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, rank_color, show
+from tutorec.teach.charts import bars, curves, rank_frequency
+from tutorec.teach.cuts import cuts, one_table, resharding
 from tutorec.teach.diagram import Diagram
 from tutorec.teach.divisions import divisions
 from tutorec.teach.dots import dots
-from tutorec.teach.gantt import gantt
+from tutorec.teach.gantt import gantt, timeline
 from tutorec.teach.host_sums import host_sums
 from tutorec.teach.hosts import hosts, traffic
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
-from tutorec.teach.maps import STATIONS, here, jagged, life, views
+from tutorec.teach.maps import here, jagged, views
 from tutorec.teach.mechanisms import (
     all_to_all,
     byte_row,
@@ -33,24 +33,20 @@ from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
 from tutorec.teach.ratios import ratios
 from tutorec.teach.remapping import RemappedBatch, remapping
-from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
 from tutorec.teach.streams import Operation, streams
 from tutorec.teach.swim_lanes import partial_sums, stages, swim_lanes
-from tutorec.teach.tiers import CachedBatch, tiers
+from tutorec.teach.tiers import tiers
 from tutorec.teach.wrapping import wrapped
 
 __all__ = [
     "ACCENT",
     "INK",
     "RANK_COLORS",
-    "STATIONS",
-    "CachedBatch",
     "Chart",
     "Diagram",
     "Operation",
-    "Picture",
     "RemappedBatch",
     "all_to_all",
     "bars",
@@ -68,7 +64,6 @@ __all__ = [
     "hosts",
     "jagged",
     "levels",
-    "life",
     "lines",
     "lookup",
     "one_bag",
@@ -87,7 +82,6 @@ __all__ = [
     "stages",
     "stored",
     "streams",
-    "style",
     "swim_lanes",
     "table_batching",
     "tiers",

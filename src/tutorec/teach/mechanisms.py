@@ -1,4 +1,4 @@
-"""Diagrams of single mechanisms: a lookup, a DLRM, two towers, the bytes of a row, an all-to-all, a training step on two ranks."""  # noqa: E501
+"""Diagrams of single mechanisms: a lookup, two models, a row, an all-to-all, a training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tutorec.models.two_tower import TwoTower
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.teach.canvas import ACCENT, Chart
-from tutorec.teach.diagram import WIDTH, Diagram
+from tutorec.teach.diagram import WIDTH, Diagram, Node
 
 __all__ = [
     "all_to_all",
@@ -34,40 +34,29 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
         table: Rows [R, D], with R at most 12 and D at most 4.
         ids: The bag.
         pooled: What the layer made of the bag, [D].
-        claim: The title; ``{ids}``, ``{rows}`` and ``{columns}`` are numbers of this lookup.
+        claim: The title; ``{ids}`` and ``{rows}`` are numbers of this lookup.
     """
     rows, columns = table.shape
     diagram = Diagram(lines=1.2 * rows + 2)
     middle = 1.2 + 0.6 * rows
-    bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag")
-
     left = 16.0
-    far = WIDTH - columns * _CELL - 1
-    diagram.text(left, 0.6, f"table [{rows}, {columns}]")
-    for row, numbers in enumerate(table.tolist()):
-        y = 1.2 + 1.2 * row
-        diagram.text(left - 0.8, y + 0.6, str(row), align="right")
-        is_read = row in ids
-        drawn = diagram.strip(
-            left,
-            y,
-            [f"{number:.2f}" for number in numbers],
-            rank=ACCENT if is_read else None,
-            cell=_CELL,
-        )
-        if is_read:
-            diagram.arrow(bag.right, (left - 2.6, y + 0.6))
-            diagram.arrow(drawn.right, (far - 0.4, middle))
+    right = WIDTH - columns * _CELL - 1
 
-    diagram.strip(
-        far,
-        middle - 0.6,
-        [f"{number:.2f}" for number in pooled.tolist()],
-        rank=ACCENT,
-        title=f"pooled [{columns}]",
-        cell=_CELL,
-    )
-    return diagram.chart(claim, ids=len(ids), rows=rows, columns=columns)
+    def strip(x: float, y: float, row: Tensor, rank: str | None, title: str = "") -> Node:
+        cells = [f"{number:.2f}" for number in row.tolist()]
+        return diagram.strip(x, y, cells, rank=rank, title=title, cell=_CELL)
+
+    bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag")
+    diagram.text(left, 0.6, f"table [{rows}, {columns}]")
+    for number, row in enumerate(table):
+        y = 1.2 + 1.2 * number
+        diagram.text(left - 0.8, y + 0.6, str(number), align="right")
+        node = strip(left, y, row, ACCENT if number in ids else None)
+        if number in ids:
+            diagram.arrow(bag.right, (left - 2.6, y + 0.6))
+            diagram.arrow(node.right, (right - 0.4, middle))
+    strip(right, middle - 0.6, pooled, ACCENT, f"pooled [{columns}]")
+    return diagram.chart(claim, ids=len(ids), rows=rows)
 
 
 def dlrm(
@@ -150,18 +139,16 @@ def funnel(counts: Mapping[str, int], steps: Sequence[str]) -> Chart:
         steps: The names of the arrows between them.
     """
     diagram = Diagram(lines=4.4)
-    box = 11.5
-    gap = (WIDTH - 1 - box * len(counts)) / (len(counts) - 1)
+    width = 11.5
+    gap = (WIDTH - 1 - width) / (len(counts) - 1)
     nodes = [
-        diagram.box(0.5 + (box + gap) * position, 0.8, f"{name}\n{count:,}", width=box, lines=3.2)
+        diagram.box(0.5 + gap * position, 0.8, f"{name}\n{count:,}", width=width, lines=3.2)
         for position, (name, count) in enumerate(counts.items())
     ]
-
-    for left, right, step in zip(nodes, nodes[1:], steps, strict=False):
+    for (left, right), step in zip(pairwise(nodes), steps, strict=True):
         diagram.arrow(left.right, right.left)
-        middle = (left.right[0] + right.left[0]) / 2
-        diagram.text(middle, 1.4, step, align="center")
-    return diagram.chart("From all products to a page, in {steps} steps", steps=len(steps))
+        diagram.text((left.right[0] + right.x) / 2, 1.4, step, align="center")
+    return diagram.chart(f"From all products to a page, in {len(steps)} steps")
 
 
 def collisions(hashed_to: Sequence[int], rows: int) -> Chart:
@@ -174,15 +161,13 @@ def collisions(hashed_to: Sequence[int], rows: int) -> Chart:
     diagram = Diagram(lines=6.6)
     diagram.text(0, 1.2, "product")
     diagram.text(0, 5.2, "row")
-    for row in range(rows):
-        rank = ACCENT if hashed_to.count(row) > 1 else None
-        diagram.strip(18 + 9 * row, 4.6, [row], rank=rank, cell=5)
+    fill = [ACCENT if hashed_to.count(row) > 1 else None for row in range(rows)]
+    nodes = [diagram.strip(18 + 9 * row, 4.6, [row], rank=fill[row], cell=5) for row in range(rows)]
     for product, row in enumerate(hashed_to):
-        rank = ACCENT if hashed_to.count(row) > 1 else None
-        top = diagram.strip(10 + 6.8 * product, 0.6, [product], rank=rank, cell=5)
-        diagram.arrow(top.bottom, (20.5 + 9 * row, 4.6))
+        node = diagram.strip(10 + 6.8 * product, 0.6, [product], rank=fill[row], cell=5)
+        diagram.arrow(node.bottom, nodes[row].top)
 
-    shared = sum(hashed_to.count(row) > 1 for row in hashed_to)
+    shared = sum(fill[row] is not None for row in hashed_to)
     return diagram.chart(
         "hashed into {rows} rows, {shared} of {products} products share their row",
         rows=rows,
@@ -247,8 +232,7 @@ def all_to_all(
         before: For each of W ranks its W messages; number p is for rank p.
         after: For each rank what it received, in the order of the senders.
         mark: The rank whose messages have arrows.
-        claim: The title; ``{right}`` counts the messages that are where they belong, ``{ranks}`` is
-            W.
+        claim: The title.
     """
     ranks = range(len(before))
     diagram = Diagram(lines=2.2 * len(ranks) + 1.4)
@@ -260,19 +244,12 @@ def all_to_all(
     for rank in ranks:
         y = 1.4 + 2.2 * rank
         diagram.text(1, y + 0.6, f"rank {rank}")
-        diagram.strip(sent, y, before[rank], rank=rank, marked={mark}, cell=_CELL)
-        diagram.strip(
-            arrived, y, after[rank], rank=ranks, marked=ranks if rank == mark else (), cell=_CELL
-        )
-
-    for rank in ranks:
-        start = sent + _CELL * len(ranks), 2.0 + 2.2 * rank
-        diagram.arrow(
-            start, (arrived, 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)), rank=rank
-        )
-
-    right = sum(before[source][rank] == after[rank][source] for source in ranks for rank in ranks)
-    return diagram.chart(claim, right=right, ranks=len(ranks))
+        start = diagram.strip(sent, y, before[rank], rank=rank, marked={mark}, cell=_CELL)
+        marked = ranks if rank == mark else ()
+        diagram.strip(arrived, y, after[rank], rank=ranks, marked=marked, cell=_CELL)
+        end = 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)
+        diagram.arrow(start.right, (arrived, end), rank=rank)
+    return diagram.chart(claim)
 
 
 def training_step(
@@ -283,55 +260,50 @@ def training_step(
     *,
     claim: str,
 ) -> Chart:
-    """What two ranks have and what they send each other in one step of tables that are whole on a rank.
+    """What two ranks hold and send in one step of tables that are whole on a rank.
 
     Args:
         held: For each rank its tables, name to shape.
         sent: For each rank its counted bytes: "input ids", "output rows" and "output gradients".
         dense: Numbers in the dense layers, which are on both ranks.
         samples: In the batch of each rank.
-        claim: The title; ``{bytes}`` is what both ranks send for the tables, ``{dense}`` the bytes
-            of dense gradients.
-    """  # noqa: E501
-    tables = [", ".join(by_name) for by_name in held]
-    shapes = [
-        ", ".join(f"{rows:,} x {columns}" for rows, columns in by_name.values()) for by_name in held
-    ]
-    steps = (
-        ("input ids", "ids", "ids of its own\n{samples} samples"),
-        ("output rows", "pooled rows", "look up {table}\nfor {all} samples"),
-        ("output gradients", "their gradients", "layers: scores, loss\nof {samples} samples"),
-        ("", "dense gradients", "update rows of\n{table}"),
-    )
+        claim: The title; ``{bytes}`` is what both ranks send for the tables.
+    """
+    diagram = Diagram(lines=16.8)
+    lanes = 1, 52
+    for rank, x in enumerate(lanes):
+        tables = ", ".join(held[rank])
+        shapes = ", ".join(f"{rows:,} x {columns}" for rows, columns in held[rank].values())
+        diagram.text(x, 0.5, f"rank {rank}: {tables}", bold=True)
+        diagram.text(x, 1.5, f"{shapes}; layers: {dense:,}")
 
-    diagram = Diagram(lines=3.6 * len(steps) + 2.4)
-    left = 1
-    right = 52
-
-    for rank, (x, own, shape) in enumerate(zip((left, right), tables, shapes, strict=True)):
-        diagram.text(x, 0.5, f"rank {rank}: {own}", bold=True)
-        diagram.text(x, 1.5, f"{shape}; layers: {dense:,}")
-        for position, (stage, name, template) in enumerate(steps):
+        steps = (
+            (f"ids of its own\n{samples} samples", "ids", sent[rank]["input ids"]),
+            (
+                f"look up {tables}\nfor {2 * samples} samples",
+                "pooled rows",
+                sent[rank]["output rows"],
+            ),
+            (
+                f"layers: scores, loss\nof {samples} samples",
+                "their gradients",
+                sent[rank]["output gradients"],
+            ),
+            (f"update rows of\n{tables}", "dense gradients", 4 * dense),
+        )
+        for position, (text, name, count) in enumerate(steps):
             y = 2.6 + 3.6 * position
-            text = template.format(samples=samples, all=2 * samples, table=own)
             diagram.box(x, y, text, rank=rank, width=25, lines=2.8)
-            count = sent[rank][stage] if stage else 4 * dense
-            ends = (left + 26, y + 1.1), (right - 1, y + 1.1)
-            if rank == 1:
-                ends = (right - 1, y + 2.5), (left + 26, y + 2.5)
-            diagram.text(39, ends[0][1] - 0.55, f"{name}: {count:,} B", align="center")
-            diagram.arrow(*ends, rank=rank)
-
-    return diagram.chart(
-        claim, bytes=sum(sum(by_name.values()) for by_name in sent), dense=4 * dense
-    )
+            ends = [lanes[0] + 26, lanes[1] - 1]
+            height = y + (2.5 if rank else 1.1)
+            diagram.text(39, height - 0.55, f"{name}: {count:,} B", align="center")
+            diagram.arrow((ends[rank], height), (ends[1 - rank], height), rank=rank)
+    return diagram.chart(claim, bytes=sum(sum(counts.values()) for counts in sent))
 
 
 def _sizes(mlp: nn.Module) -> list[int]:
     """The widths of an MLP, from what goes in to what comes out."""
     linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
-    chained = all(first.out_features == second.in_features for first, second in pairwise(linears))
-    assert chained, "a layer takes what the one before it gives"
     return [linears[0].in_features, *(layer.out_features for layer in linears)]
 
 

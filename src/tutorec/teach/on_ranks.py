@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch.distributed as dist
 
 from tutorec.errors import RankError
 from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import is_untouched
 
-__all__ = ["on_ranks", "tensors_on_ranks"]
+__all__ = ["on_ranks", "per_rank"]
 
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float = 30) -> list[Any]:
@@ -37,28 +38,55 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float
         raise ValueError(f"On {size} ranks it ends with: {error}") from error
 
 
-def tensors_on_ranks(size: int, function: Callable[..., Any], what: str) -> list[Any]:
-    """As `on_ranks`, of a function that returns a tensor; of a stub that returns `...`, these.
+def per_rank(
+    size: int,
+    inputs: Callable[[int], tuple[Any, ...]],
+    counted: Mapping[str, int] | None = None,
+) -> Callable[[Any], Any]:
+    """The measure of an exercise whose answer is a function that runs on every rank.
 
     Args:
         size: W, the number of ranks.
-        function: Called on each rank.
-        what: What is in the tensor, for the message: "rows".
-
-    Raises:
-        ValueError: It fails on a rank, or returns something else on one.
+        inputs: Called on each rank with its number; returns the arguments of the answer.
+        counted: Functions of `torch.distributed`, each with the position of the argument that it
+            sends. With them, the measure is a pair for each rank: result, and bytes sent.
 
     Example:
-        >>> import torch
-        >>> tensors_on_ranks(2, lambda rank: torch.tensor(rank), "ranks")
-        [tensor(0), tensor(1)]
+        >>> measure = per_rank(2, lambda rank: (10 * rank, 1))
+        >>> measure(lambda tens, ones: tens + ones)
+        [1, 11]
     """
-    results = on_ranks(size, function)
-    if is_untouched(results):
-        return results
 
-    for rank, value in enumerate(results):
-        if not isinstance(value, Tensor):
-            type_name = type(value).__name__
-            raise ValueError(f"On rank {rank} it returns {type_name}, not a tensor of {what}.")
-    return results
+    def measure(answer: Any) -> Any:
+        def run(rank: int) -> Any:
+            arguments = inputs(rank)
+            with _sent_bytes(counted or {}) as sent:
+                return answer(*arguments), sum(sent)
+
+        outcomes = on_ranks(size, run)
+        results = [result for result, _ in outcomes]
+        return results if is_untouched(results) or not counted else outcomes
+
+    return measure
+
+
+@contextmanager
+def _sent_bytes(counted: Mapping[str, int]) -> Iterator[list[int]]:
+    """The bytes of each tensor that this rank sends by one of these functions."""
+    sent: list[int] = []
+    originals = {name: getattr(dist, name) for name in counted}
+
+    def counting(name: str) -> Callable[..., Any]:
+        def send(*args: Any, **kwargs: Any) -> Any:
+            sent.append(args[counted[name]].nbytes)
+            return originals[name](*args, **kwargs)
+
+        return send
+
+    for name in counted:
+        setattr(dist, name, counting(name))
+    try:
+        yield sent
+    finally:
+        for name, function in originals.items():
+            setattr(dist, name, function)

@@ -19,7 +19,6 @@ _LANES = 1.0, 21.0
 # Widths of cells.
 _ID = 2.5
 _SUM = 4.5
-_LINES = {"bag": 2.0, "ids": 5.4, "sums": 7.4, "result": 10.6, "gradients": 13.8}
 
 
 def one_bag(plans: Mapping[str, Any], weight: Tensor, bag: Sequence[int]) -> Chart:
@@ -52,52 +51,47 @@ def _panel(
     copied = not entry.shards()
     boxes = shard_boxes(entry)
     reads = boxes[:1] if copied else boxes
-    readers = [
-        [box[0] for box in reads if box[1] <= identifier < box[1] + box[3]] for identifier in bag
-    ]
-    owners = [ranks[0] if len(ranks) == 1 else None for ranks in readers]
-
-    y = {name: top + line for name, line in _LINES.items()}
-    lanes = [left + lane for lane in _LANES]
-    for rank, lane in enumerate(lanes):
-        diagram.text(lane, y["bag"] - 0.6, f"rank {rank}")
-    start = diagram.strip(lanes[0], y["bag"], bag, rank=owners, cell=_ID)
-    result = diagram.strip(lanes[0], y["result"], _sums(weight, bag), cell=_SUM)
-    diagram.text(lanes[1], y["result"] + 0.6, "pooled row on rank 0")
     sent = 0
 
+    def sums(ids: Sequence[int], columns: slice = slice(None)) -> list[str]:
+        return [f"{number:g}" for number in weight[list(ids), columns].sum(0).tolist()]
+
+    def message(start: Node, end: tuple[float, float], numbers: int, rank: int) -> None:
+        """An arrow between rank 0 and a rank, with its bytes; none has no text."""
+        nonlocal sent
+        sent += _BYTES * numbers
+        text = f"{_BYTES * numbers} B" if numbers else ""
+        begin = start.bottom
+        if rank == 0:  # straight down
+            begin = start.x + _ID / 2, begin[1]
+            end = begin[0], end[1]
+        diagram.arrow(begin, end, text, rank=rank, right=begin[0] <= end[0])
+
+    owners = []
+    for row in bag:
+        ranks = [box[0] for box in reads if box[1] <= row < box[1] + box[3]]
+        owners.append(ranks[0] if len(ranks) == 1 else None)
+    lanes = [left + lane for lane in _LANES]
+    for rank, lane in enumerate(lanes):
+        diagram.text(lane, top + 1.4, f"rank {rank}")
+    start = diagram.strip(lanes[0], top + 2, bag, rank=owners, cell=_ID)
+    result = diagram.strip(lanes[0], top + 10.6, sums(bag), cell=_SUM)
+    diagram.text(lanes[1], top + 11.2, "pooled row on rank 0")
+
     for rank, first, column, rows, columns in reads:
-        ids = [identifier for identifier in bag if first <= identifier < first + rows]
-        sums = _sums(weight[:, column : column + columns], ids)
-        ids_node = diagram.strip(lanes[rank], y["ids"], ids, rank=rank, cell=_ID)
-        sums_node = diagram.strip(lanes[rank], y["sums"], sums, rank=rank, cell=_SUM)
-        sent += _message(diagram, start, ids_node.top, 0 if copied else 1 + len(ids), rank)
-        x = ids_node.x + _ID / 2
+        lane = lanes[rank]
+        ids = [row for row in bag if first <= row < first + rows]
+        ids_node = diagram.strip(lane, top + 5.4, ids, rank=rank, cell=_ID)
+        cells = sums(ids, slice(column, column + columns))
+        sums_node = diagram.strip(lane, top + 7.4, cells, rank=rank, cell=_SUM)
+        message(start, ids_node.top, 0 if copied else 1 + len(ids), rank)
+        x = lane + _ID / 2
         diagram.arrow((x, ids_node.bottom[1]), (x, sums_node.y), rank=rank)
         end = result.x + 0.8 * result.width, result.y
-        sent += _message(diagram, sums_node, end, 0 if copied else columns, rank)
+        message(sums_node, end, 0 if copied else columns, rank)
 
     for rank, _, _, _, columns in boxes:
         cells = [*(bag if copied else []), *["g"] * columns]
-        update = diagram.strip(lanes[rank], y["gradients"], cells, rank=rank, cell=_ID)
-        sent += _message(diagram, result, update.top, len(cells) + copied, rank)
+        update = diagram.strip(lanes[rank], top + 13.8, cells, rank=rank, cell=_ID)
+        message(result, update.top, len(cells) + copied, rank)
     return sent
-
-
-def _sums(weight: Tensor, ids: Sequence[int]) -> list[str]:
-    """The sum of some rows, as text."""
-    return [f"{number:g}" for number in weight[list(ids)].sum(0).tolist()]
-
-
-def _message(
-    diagram: Diagram, start: Node, end: tuple[float, float], numbers: int, rank: int
-) -> int:
-    """An arrow between rank 0 and a rank with its bytes, which are returned; none has no text."""
-    count = _BYTES * numbers
-    text = f"{count} B" if count else ""
-    if rank == 0:  # straight down
-        x = start.x + _ID / 2
-        diagram.arrow((x, start.bottom[1]), (x, end[1]), text, rank=rank)
-    else:
-        diagram.arrow(start.bottom, end, text, rank=rank, right=start.bottom[0] < end[0])
-    return count

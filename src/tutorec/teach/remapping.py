@@ -48,19 +48,15 @@ class RemappedBatch:
     @property
     def evicted(self) -> Mapping[int, int]:
         """Row -> the id that lost it."""
-        return {
-            row: identifier
-            for row, identifier in self.before.items()
-            if self.after.get(row) != identifier
-        }
+        return {row: old for row, old in self.before.items() if self.after.get(row) != old}
 
     @property
     def shared(self) -> int:
         """Ids of the batch that read the shared row."""
-        return sum(row == self.size - 1 for row in self.rows)
+        return self.rows.count(self.size - 1)
 
 
-def remapping(batches: Mapping[str, RemappedBatch], *, claim: str | None = None) -> Chart:
+def remapping(batches: Mapping[str, RemappedBatch], *, claim: str) -> Chart:
     """A panel for each batch: ids above, rows and their ids below, an arrow for each id.
 
     A filled id has a row of its own. A row with a thick frame was taken from another id.
@@ -70,62 +66,43 @@ def remapping(batches: Mapping[str, RemappedBatch], *, claim: str | None = None)
         claim: Title; may use {ids}, {shared} (ids that read the shared row) and {evicted}, of all
             batches.
     """
-    all_batches = list(batches.values())
     diagram = Diagram(lines=_PANEL * len(batches))
     for position, (title, batch) in enumerate(batches.items()):
         _panel(diagram, _PANEL * position, title, batch)
-    counts = {
-        name: sum(len(getattr(batch, name)) for batch in all_batches) for name in ("ids", "evicted")
-    }
-    claim = (
-        claim
-        or "{shared} of {ids} ids read the shared row; {evicted} rows were taken from another id"
+    return diagram.chart(
+        claim,
+        ids=sum(len(batch.ids) for batch in batches.values()),
+        shared=sum(batch.shared for batch in batches.values()),
+        evicted=sum(len(batch.evicted) for batch in batches.values()),
     )
 
-    return diagram.chart(claim, shared=sum(batch.shared for batch in all_batches), **counts)
 
-
-def _panel(diagram: Diagram, top: float, title: str, one: RemappedBatch) -> None:
-    cell = min(8.0, (WIDTH - _LEFT) / max(len(one.ids), one.size))
-    has_row = [row != one.size - 1 for row in one.rows]
+def _panel(diagram: Diagram, top: float, title: str, batch: RemappedBatch) -> None:
+    shared = batch.size - 1
+    cell = min(8.0, (WIDTH - _LEFT) / max(len(batch.ids), batch.size))
     diagram.text(0, top + 0.6, title, bold=True)
-    diagram.text(0, top + 2.2, "raw ids")
-    diagram.text(0, top + 6.4, "id of the row")
-    diagram.text(0, top + 8.0, "row")
+    for name, y in {"raw ids": 2.2, "id of the row": 6.4, "row": 8.0}.items():
+        diagram.text(0, top + y, name)
 
-    for position, (identifier, row, filled) in enumerate(
-        zip(one.ids, one.rows, has_row, strict=True)
-    ):
-        drawn = diagram.strip(
-            _LEFT + cell * position,
-            top + 1.6,
-            [identifier],
-            rank=ACCENT if filled else None,
-            cell=cell,
-        )
-        diagram.arrow(drawn.bottom, (_LEFT + cell * (row + 0.5), top + 5.8))
+    names = [batch.after.get(row, "") for row in range(shared)]
+    cells = [*names, "all others"]
+    diagram.strip(_LEFT, top + 5.8, cells, marked=batch.evicted.keys(), cell=cell)
+    notes = {row: f"was {old}" for row, old in batch.evicted.items()} | {shared: "shared"}
+    for row in range(batch.size):
+        x = _LEFT + cell * (row + 0.5)
+        diagram.text(x, top + 8.0, str(row), align="center")
+        diagram.text(x, top + 9.0, notes.get(row, ""), align="center")
 
-    names = [one.after.get(row, "") for row in range(one.size - 1)]
-    diagram.strip(_LEFT, top + 5.8, [*names, "all others"], marked=[*one.evicted], cell=cell)
-    for row in range(one.size):
-        was = (
-            f"was {one.evicted[row]}"
-            if row in one.evicted
-            else "shared"
-            if row == one.size - 1
-            else ""
-        )
-        diagram.text(_LEFT + cell * (row + 0.5), top + 8.0, str(row), align="center")
-        diagram.text(_LEFT + cell * (row + 0.5), top + 9.0, was, align="center")
+    for position, (identifier, row) in enumerate(zip(batch.ids, batch.rows, strict=True)):
+        rank = None if row == shared else ACCENT
+        x = _LEFT + cell * position
+        node = diagram.strip(x, top + 1.6, [identifier], rank=rank, cell=cell)
+        diagram.arrow(node.bottom, (_LEFT + cell * (row + 0.5), top + 5.8))
 
 
 def _held(mapping: MCHManagedCollisionModule) -> dict[int, int]:
     """Row -> the id that has it."""
-    pairs = zip(
-        mapping._mch_remapped_ids_mapping.tolist(),
-        mapping._mch_sorted_raw_ids.tolist(),
-        strict=True,
-    )
-    return {
-        row: identifier for row, identifier in pairs if identifier != torch.iinfo(torch.int64).max
-    }
+    rows = mapping._mch_remapped_ids_mapping.tolist()
+    ids = mapping._mch_sorted_raw_ids.tolist()
+    empty = torch.iinfo(torch.int64).max
+    return {row: old for row, old in zip(rows, ids, strict=True) if old != empty}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from matplotlib.patches import Patch
-
-from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
+from tutorec.teach.canvas import INK, Chart, canvas, finish, legend, rank_color, style
 
 __all__ = ["HOST", "Operation", "place", "streams"]
 
 #: The lane of the host thread.
 HOST = "host"
 _LAUNCH = 0.5  # what the host thread needs to put an operation into a stream
-_SHADES = (1.0, 0.7)  # of even and of odd batches
 _LETTER = 0.014  # of the width, that a letter in a bar needs
+_EVEN: dict[str, Any] = {"facecolor": rank_color(0), "edgecolor": "white"}
+_WAIT: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.2}
+_ODD: dict[str, Any] = _EVEN | {"alpha": 0.7}
 
 
 class Operation(NamedTuple):
@@ -51,23 +51,21 @@ def place(operations: Sequence[Operation]) -> dict[str, tuple[float, float]]:
         >>> place([Operation("copy", "b", 4), Operation("use", "a", 2, after=["copy"])])
         {'copy': (0.5, 4.5), 'use': (4.5, 6.5)}
     """
-    host = 0.0
-    free: dict[str, float] = {}
+    free = {HOST: 0.0}
     times: dict[str, tuple[float, float]] = {}
-
-    for operation in operations:
-        awaited = max((times[name][1] for name in operation.after if name in times), default=0.0)
-        if operation.stream == HOST:
-            times[operation.name] = (host, max(host + operation.length, awaited))
-            host = times[operation.name][1]
+    for name, stream, length, after in operations:
+        awaited = max((times[other][1] for other in after if other in times), default=0.0)
+        if stream == HOST:
+            times[name] = free[HOST], max(free[HOST] + length, awaited)
         else:
-            host += _LAUNCH
-            start = max(host, free.get(operation.stream, 0.0), awaited)
-            times[operation.name] = (start, start + operation.length)
-            free[operation.stream] = start + operation.length
+            free[HOST] += _LAUNCH
+            start = max(free[HOST], free.get(stream, 0.0), awaited)
+            times[name] = start, start + length
+        free[stream] = times[name][1]
     return times
 
 
+@style()
 def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
     """A lane for the host thread and for each stream, as `place` computes them.
 
@@ -76,45 +74,38 @@ def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
 
     Args:
         operations: In the order in which the host thread launches them.
-        claim: The title; may use {end}, when the last operation ends.
+        claim: The title.
     """
     times = place(operations)
-    lanes = [
-        HOST,
-        *dict.fromkeys(operation.stream for operation in operations if operation.stream != HOST),
-    ]
+    lanes = list(dict.fromkeys([HOST, *(operation.stream for operation in operations)]))
     end = max(stop for _, stop in times.values())
 
-    with style():
-        figure = canvas(1.2 + 0.6 * len(lanes))
-        axes = figure.add_subplot()
-        host = 0.0
-        for operation in operations:
-            start, stop = times[operation.name]
-            lane = lanes.index(operation.stream)
-            if operation.stream == HOST:
-                axes.barh(lane, stop - start, left=start, height=0.7, fc="none", ec=INK, lw=1.2)
-                host = stop
-            else:
-                axes.barh(0, 0.7 * _LAUNCH, left=host, height=0.7, color=INK)
-                shade = _SHADES[int(operation.name[-1]) % 2]
-                look = {"facecolor": rank_color(0), "edgecolor": "white", "alpha": shade}
-                axes.barh(lane, stop - start, left=start, height=0.7, **look)
-                host += _LAUNCH
-            if stop - start > _LETTER * end * len(operation.name.split()[0]):
-                color = INK if operation.stream == HOST else "white"
-                label = operation.name.replace(" ", "\n")
-                middle = (start + stop) / 2
-                axes.text(middle, lane, label, color=color, ha="center", va="center", fontsize=9)
+    figure = canvas(1.2 + 0.6 * len(lanes))
+    axes = figure.add_subplot()
+    host = 0.0
+    for operation in operations:
+        start, stop = times[operation.name]
+        lane = lanes.index(operation.stream)
+        noun, batch = operation.name.split()
+        look = _ODD if int(batch) % 2 else _EVEN
+        color = "white"
+        if operation.stream == HOST:
+            look = _WAIT
+            color = INK
+            host = stop
+        else:
+            axes.barh(0, 0.7 * _LAUNCH, left=host, height=0.7, color=INK)
+            host += _LAUNCH
 
-        axes.set_yticks(range(len(lanes)), lanes)
-        axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.set_xlim(0, end)
-        axes.set_xticks([])
-        axes.set_xlabel("time (a schema, not measured)")
-        keys = [
-            Patch(label=label, facecolor=rank_color(0), alpha=shade, linewidth=0)
-            for label, shade in zip(("even batch", "odd batch"), _SHADES, strict=True)
-        ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=2)
-        return finish(figure, claim, claim, {"end": end, "placed": times})
+        axes.barh(lane, stop - start, left=start, height=0.7, **look)
+        if stop - start > _LETTER * end * len(noun):
+            middle = (start + stop) / 2
+            label = f"{noun}\n{batch}"
+            axes.text(middle, lane, label, color=color, ha="center", va="center", size=9)
+
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set(xlim=(0, end), ylim=(len(lanes) - 0.5, -0.5))
+    axes.set_xticks([])
+    axes.set_xlabel("time (a schema, not measured)")
+    legend(figure, {"even batch": _EVEN, "odd batch": _ODD})
+    return finish(figure, claim, placed=times)

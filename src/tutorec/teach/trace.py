@@ -1,29 +1,24 @@
-"""What a batch did, recorded while it did it: spans of time, tensors and bytes on every rank.
+"""What a batch did, recorded while it did it: spans of time and bytes on every rank.
 
 A `Trace` is a plain list of events, so that each rank can fill its own and return it to the
 notebook, where they are merged. It records what happened and computes nothing: no cost formula is
-imported here. `lines_run` says which lines of the library a call went through, for those who want
-to read along.
+imported here.
 """
 
 from __future__ import annotations
 
-import sys
 import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 
 from tutorec._text import TextTable
-from tutorec.distributed.train_pipeline.timeline import Interval
 from tutorec.teach.prose import table
 
-__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "lines_run", "take_turns", "turns_table"]
+__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "take_turns", "turns_table"]
 
 
 def clock() -> float:
@@ -43,8 +38,8 @@ def fastest(
     call: Callable[[], object],
     *,
     repeat: int = 80,
-    before: Callable[[], object] | None = None,
-    timer: Callable[[], float] | None = None,
+    before: Callable[[], object] = lambda: None,
+    timer: Callable[[], float] = clock,
 ) -> float:
     """Seconds of the fastest of some calls: on a busy machine the slower ones time other programs.
 
@@ -53,22 +48,12 @@ def fastest(
         repeat: How often.
         before: Called before each call and not timed, ``dist.barrier`` for example.
         timer: Its seconds are taken: ``time.process_time`` leaves out the waiting for other ranks.
-            By default the clock of `Trace`.
 
     Example:
         >>> 0 < fastest(lambda: sum(range(1000))) < 60
         True
     """
-    now = timer or clock
-
-    durations = []
-    for _ in range(repeat):
-        if before is not None:
-            before()
-        start = now()
-        call()
-        durations.append(now() - start)
-    return min(durations)
+    return min(timeit.repeat(call, before, timer, repeat, number=1))
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ def take_turns(
     calls: Mapping[str, Callable[[], object]],
     *,
     rounds: int = 20,
-    before: Callable[[], object] | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, Turn]:
     """Times calls in turn, so that what else the machine does meets all of them alike.
 
@@ -111,8 +96,7 @@ def take_turns(
     busy: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            if before is not None:
-                before()
+            before()
             start = clock()
             worked = time.process_time()
             call()
@@ -138,7 +122,7 @@ def turns_table(of_ranks: Sequence[Mapping[str, Turn]]) -> TextTable:
     for name in of_ranks[0]:
         turns = [rank_turns[name] for rank_turns in of_ranks]
         slowest = max(turn.seconds for turn in turns)
-        rows[name] = [1e3 * seconds for seconds in (*(turn.busy for turn in turns), slowest)]
+        rows[name] = [*(1e3 * turn.busy for turn in turns), 1e3 * slowest]
     return table(rows, heads)
 
 
@@ -149,21 +133,17 @@ class Event:
     Args:
         rank: Where it happened.
         stage: What the batch was doing ("input_dist", "lookup", "wait", ...).
-        name: Of the tensor or message; empty for a span of time.
-        shape: Of the tensor; empty for a span.
-        bytes: In the tensor, or sent to `destination`.
         start: Seconds on the clock that all processes of a machine share.
         end: As `start`; equal to it for something without duration.
-        destination: The rank that the bytes were sent to, or None when they stayed.
+        bytes: Sent to `destination`.
+        destination: The rank that the bytes were sent to, or None for a span of time.
     """
 
     rank: int
     stage: str
-    name: str = ""
-    shape: tuple[int, ...] = ()
-    bytes: int = 0
     start: float = 0.0
     end: float = 0.0
+    bytes: int = 0
     destination: int | None = None
 
 
@@ -172,42 +152,19 @@ class Trace:
     """The events of one rank, or, after `merge`, of all ranks.
 
     Example:
-        >>> import torch
         >>> trace = Trace(rank=0)
-        >>> trace.mark("lookup", "pooled", torch.zeros(2, 64))
         >>> trace.sent("output_dist", to=1, count=512)
-        >>> trace.events[0].shape, trace.bytes_between(world_size=2)
-        ((2, 64), [[0, 512], [0, 0]])
+        >>> trace.bytes_between(world_size=2)
+        [[0, 512], [0, 0]]
     """
 
     rank: int = 0
     events: list[Event] = field(default_factory=list)
 
-    def mark(self, stage: str, name: str, value: Any = None) -> None:
-        """Record shape and bytes of a tensor, or of anything with `values()` such as a KJT."""
-        tensor = (
-            value
-            if isinstance(value, torch.Tensor)
-            else value.values()
-            if hasattr(value, "values")
-            else None
-        )
-
-        now = time.monotonic()
-        shape = tuple(tensor.shape) if tensor is not None else ()
-        nbytes = tensor.numel() * tensor.element_size() if tensor is not None else 0
-        self.events.append(Event(self.rank, stage, name, shape, nbytes, now, now))
-
-    def sent(self, stage: str, to: int, count: int, name: str = "") -> None:
+    def sent(self, stage: str, to: int, count: int) -> None:
         """Record that `count` bytes left this rank for rank `to`."""
         now = time.monotonic()
-        self.events.append(Event(self.rank, stage, name, (), int(count), now, now, to))
-
-    def count(self, traffic: Any) -> None:
-        """Take over what `tutorec.distributed.traffic.count_traffic` counted on this rank."""
-        now = time.monotonic()
-        for (stage, source, destination), count in traffic.bytes.items():
-            self.events.append(Event(source, stage, "", (), count, now, now, destination))
+        self.events.append(Event(self.rank, stage, now, now, count, to))
 
     @contextmanager
     def span(self, stage: str) -> Iterator[None]:
@@ -216,7 +173,7 @@ class Trace:
         try:
             yield
         finally:
-            self.events.append(Event(self.rank, stage, start=start, end=clock()))
+            self.events.append(Event(self.rank, stage, start, clock()))
 
     @classmethod
     def merge(cls, traces: Iterable[Trace]) -> Trace:
@@ -239,36 +196,13 @@ class Trace:
         first = min(event.start for event in self.events)
         return max(event.end for event in self.events) - first
 
-    @classmethod
-    def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:
-        """Stages of a pipeline, ``Trace.of_pipeline(pipeline.timeline())``, named by batch."""
-        events = [
-            Event(
-                interval.rank,
-                interval.stage,
-                str(interval.batch),
-                start=interval.start,
-                end=interval.end,
-            )
-            for interval in intervals
-        ]
-        return cls(events[0].rank if events else 0, events)
-
-    def ranks(self) -> list[int]:
-        """The ranks that recorded something, ascending."""
-        return sorted({event.rank for event in self.events})
-
-    def stages(self) -> list[str]:
-        """The stages in the order in which they first appear."""
-        return list(dict.fromkeys(event.stage for event in self.events))
-
     def spans(self) -> list[Event]:
         """The events that have a duration."""
         return [event for event in self.events if event.end > event.start]
 
     def seconds(self, stage: str) -> list[float]:
-        """Seconds spent in a stage, one entry per rank of `ranks()`."""
-        totals = {rank: 0.0 for rank in self.ranks()}
+        """Seconds spent in a stage, one entry per rank, in ascending order."""
+        totals = {rank: 0.0 for rank in sorted({event.rank for event in self.events})}
         for event in self.spans():
             if event.stage == stage:
                 totals[event.rank] += event.end - event.start
@@ -283,45 +217,3 @@ class Trace:
             if event.destination is not None and (stages is None or event.stage in stages):
                 matrix[event.rank][event.destination] += event.bytes
         return matrix
-
-
-def lines_run(call: Callable[[], object], folder: str | Path) -> dict[str, set[int]]:
-    """Which lines of the files in a folder a call runs: path below the folder -> numbers of lines.
-
-    Seen are lines that this thread runs, those of autograd functions among them; what an import
-    runs is not a part of the call when the module has been imported before.
-
-    Args:
-        call: What is followed. It runs some times slower than by itself.
-        folder: Only files in it are looked at.
-
-    Returns:
-        The files in the order in which the call came to them.
-
-    Example:
-        >>> from tutorec.distributed import traffic
-        >>> def count():
-        ...     return traffic.Traffic().total()
-        >>> list(lines_run(count, Path(traffic.__file__).parent))
-        ['traffic.py']
-    """
-    root = str(Path(folder).resolve()) + "/"
-    lines: dict[str, set[int]] = {}
-
-    def in_function(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            lines.setdefault(
-                Path(frame.f_code.co_filename).as_posix().removeprefix(root), set()
-            ).add(frame.f_lineno)
-        return in_function
-
-    def at_call(frame: FrameType, event: str, _: Any) -> Any:
-        return in_function if Path(frame.f_code.co_filename).as_posix().startswith(root) else None
-
-    before = sys.gettrace()
-    sys.settrace(at_call)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return lines

@@ -23,24 +23,13 @@ def wrapped(model: nn.Module, plan: ShardingPlan, *, claim: str) -> Chart:
         plan: Of one module with one or two tables; each rank has a shard of rows of each table.
         claim: The title; ``{dense}`` and ``{held}`` are the bytes that rank 0 has of dense layers
             and of tables.
-
-    Raises:
-        ValueError: The plan has several modules or more than two tables, or a rank has no shard of
-            a table or several.
     """
-    if len(plan.plan) != 1:
-        raise ValueError(f"wrapped draws the plan of one module, got {[*plan.plan]}")
     [(path, tables)] = plan.plan.items()
     dense = sum(p.numel() for n, p in model.named_parameters() if not n.startswith(f"{path}."))
-    shards = {name: {box[0]: box for box in shard_boxes(entry)} for name, entry in tables.items()}
-    ranks = sorted({rank for boxes in shards.values() for rank in boxes})
-    is_complete = all(
-        len(boxes) == len(shard_boxes(tables[name])) == len(ranks) for name, boxes in shards.items()
-    )
-    if len(tables) > 2 or len(ranks) < 2 or not is_complete:
-        raise ValueError(f"wrapped draws two tables with a shard on each rank, got {[*tables]}")
-
     dense_bytes = decimal_size(4 * dense)
+    boxes = {name: shard_boxes(entry) for name, entry in tables.items()}
+    ranks = range(len(next(iter(boxes.values()))))
+
     diagram = Diagram(lines=5.6 * len(ranks) + 0.6)
     diagram.text(1, 0.6, "DistributedDataParallel", bold=True)
     diagram.text(28, 0.6, "sharded modules", bold=True)
@@ -49,16 +38,15 @@ def wrapped(model: nn.Module, plan: ShardingPlan, *, claim: str) -> Chart:
         y = 1.6 + 5.6 * rank
         replica = f"rank {rank}: dense layers\n{dense:,} numbers\n{dense_bytes}, a replica"
         replicas.append(diagram.box(1, y, replica, rank=rank, width=25, lines=3.4))
-        for column, (name, boxes) in enumerate(shards.items()):
-            _, first, _, rows, columns = boxes[rank]
+        for column, (name, shards) in enumerate(boxes.items()):
+            _, first, _, rows, columns = shards[rank]
             size = decimal_size(4 * rows * columns)
             shard = f"rank {rank}: {name}\nrows {first:,} to {first + rows - 1:,}\n{size}"
             diagram.box(28 + 25 * column, y, shard, rank=rank, width=24, lines=3.4)
     for upper, lower in pairwise(replicas):
         diagram.arrow(upper.bottom, lower.top)
         diagram.arrow(lower.top, upper.bottom)
-        diagram.text(15, (upper.bottom[1] + lower.top[1]) / 2, "gradients: mean")
+        diagram.text(15, (upper.bottom[1] + lower.y) / 2, "gradients: mean")
 
-    rank_boxes = [boxes[ranks[0]] for boxes in shards.values()]
-    table_bytes = decimal_size(sum(4 * rows * columns for *_, rows, columns in rank_boxes))
-    return diagram.chart(claim, dense=dense_bytes, held=table_bytes)
+    held = sum(4 * rows * columns for [(*_, rows, columns), *_] in boxes.values())
+    return diagram.chart(claim, dense=dense_bytes, held=decimal_size(held))

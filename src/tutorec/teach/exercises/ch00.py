@@ -23,24 +23,20 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=lambda torch_version: f"1.{_minor(torch_version) - 5}",
         mistakes=(
             Mistake(
-                misconception="reads a version as a decimal number",
-                answer=_by_decimals,
-                hint="It works for 2.5 and not for 2.10: a version is whole numbers with dots "
-                "between, and 10 comes "
-                "after 9.",
+                "reads a version as a decimal number",
+                _by_decimals,
+                "It works for 2.5 and not for 2.10: a version is whole numbers with dots between, "
+                "and 10 comes after 9.",
             ),
             Mistake(
-                misconception="adds where the rule subtracts",
-                answer=lambda torch_version: f"1.{_minor(torch_version) + 5}",
-                hint="The rule goes from fbgemm 1.X to torch 2.(X+5). You are going the other way.",
+                "adds where the rule subtracts",
+                lambda torch_version: f"1.{_minor(torch_version) + 5}",
+                "The rule goes from fbgemm 1.X to torch 2.(X+5). You are going the other way.",
             ),
             Mistake(
-                misconception="expects equal minor numbers",
-                answer=lambda torch_version: f"1.{_minor(torch_version)}",
-                hint=(
-                    "The two projects did not start counting together. Look at any row of the "
-                    "table."
-                ),
+                "expects equal minor numbers",
+                lambda torch_version: f"1.{_minor(torch_version)}",
+                "The two projects did not start counting together. Look at any row of the table.",
             ),
         ),
         cases=(("2.5.0",), ("2.10.1+cu128",), ("2.13.0+cpu",)),
@@ -51,25 +47,21 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[True, False, False, False, True],
         mistakes=(
             Mistake(
-                misconception="believes that a newer torch keeps old wheels working",
-                answer=[True, True, False, False, True],
-                hint=(
-                    "Apply the rule to the second machine. A wheel compiled for one minor release "
-                    "of torch does not load in another."
-                ),
+                "believes that a newer torch keeps old wheels working",
+                [True, True, False, False, True],
+                "Apply the rule to the second machine. A wheel compiled for one minor release of "
+                "torch does not load in another.",
             ),
             Mistake(
-                misconception="believes that two wheels are safer than one",
-                answer=[True, False, True, False, True],
-                hint=(
-                    "On the third machine each wheel fits torch. But both write files of the same "
-                    "name: which files are there after the second install?"
-                ),
+                "believes that two wheels are safer than one",
+                [True, False, True, False, True],
+                "On the third machine each wheel fits torch. But both write files of the same "
+                "name: which files are there after the second install?",
             ),
             Mistake(
-                misconception="takes everything old for broken",
-                answer=[True, False, False, False, False],
-                hint="Old is not wrong. Apply the rule to the last machine.",
+                "takes everything old for broken",
+                [True, False, False, False, False],
+                "Old is not wrong. Apply the rule to the last machine.",
             ),
         ),
         shape="a list of five truth values",

@@ -29,27 +29,21 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=40_000_000 * (128 * 2 + 4) / 1e9,
         mistakes=(
             Mistake(
-                misconception="keeps optimizer state per weight",
-                answer=40_000_000 * 128 * (2 + 4) / 1e9,
-                hint=(
-                    "That is Adagrad with one number per weight. How many numbers does the "
-                    "*row-wise* one keep?"
-                ),
+                "keeps optimizer state per weight",
+                40_000_000 * 128 * (2 + 4) / 1e9,
+                "That is Adagrad with one number per weight. How many numbers does the *row-wise* "
+                "one keep?",
             ),
             Mistake(
-                misconception="forgets the optimizer state",
-                answer=40_000_000 * 128 * 2 / 1e9,
-                hint=(
-                    "Those are the weights alone, as they would be served. The question asks "
-                    "about training."
-                ),
+                "forgets the optimizer state",
+                40_000_000 * 128 * 2 / 1e9,
+                "Those are the weights alone, as they would be served. The question asks about "
+                "training.",
             ),
             Mistake(
-                misconception="counts a gradient table",
-                answer=40_000_000 * (2 * 128 * 2 + 4) / 1e9,
-                hint=(
-                    "A gradient as large as the table is counted here. What does 'fused' do to it?"
-                ),
+                "counts a gradient table",
+                40_000_000 * (2 * 128 * 2 + 4) / 1e9,
+                "A gradient as large as the table is counted here. What does 'fused' do to it?",
             ),
         ),
         tolerance=1e-3,
@@ -64,22 +58,17 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_rows_needed,
         mistakes=(
             Mistake(
-                misconception="asks that no two ids collide",
-                answer=_no_collision_at_all,
-                hint=(
-                    "That is the birthday problem: rows for which no two ids collide at all, and "
-                    "they grow with the square of the number of ids. The question is about one "
-                    "id: how likely is it that no other id has its row?"
-                ),
+                "asks that no two ids collide",
+                _no_collision_at_all,
+                "That is the birthday problem: rows for which no two ids collide at all, and they "
+                "grow with the square of the number of ids. The question is about one id: how "
+                "likely is it that no other id has its row?",
             ),
             Mistake(
-                misconception="takes the filled share of the rows",
-                answer=_as_if_nobody_met,
-                hint=(
-                    "This counts the other ids as if no two of them shared a row. With as many "
-                    "rows as ids it says that hardly any id is alone. What did the chapter "
-                    "measure?"
-                ),
+                "takes the filled share of the rows",
+                _as_if_nobody_met,
+                "This counts the other ids as if no two of them shared a row. With as many rows "
+                "as ids it says that hardly any id is alone. What did the chapter measure?",
             ),
         ),
         cases=((10, 0.5), (1000, 0.5), (1000, 0.9), (1_000_000, 0.99)),
@@ -91,22 +80,20 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[320, 4],
         mistakes=(
             Mistake(
-                misconception="divides the table in data parallel",
-                answer=[40, 4],
-                hint=(
-                    "40 GB each would be a table cut into eight shards. What does a GPU hold in "
-                    "data parallel?"
-                ),
+                "divides the table in data parallel",
+                [40, 4],
+                "40 GB each would be a table cut into eight shards. What does a GPU hold in data "
+                "parallel?",
             ),
             Mistake(
-                misconception="gives each copy what the GPU has",
-                answer=[80, 4],
-                hint="80 GB is what the GPU has, not what the copy needs.",
+                "gives each copy what the GPU has",
+                [80, 4],
+                "80 GB is what the GPU has, not what the copy needs.",
             ),
             Mistake(
-                misconception="uses all GPUs",
-                answer=[320, 8],
-                hint="All eight can hold it, but the question is how few can.",
+                "uses all GPUs",
+                [320, 8],
+                "All eight can hold it, but the question is how few can.",
             ),
         ),
         shape="a list of two numbers",

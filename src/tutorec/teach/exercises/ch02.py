@@ -83,32 +83,26 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[0, 3, 4, 6, 8],
         mistakes=(
             Mistake(
-                misconception="leaves out the zero in front",
-                answer=[3, 4, 6, 8],
-                hint=(
-                    "These are the ends of the lists. Offsets also say where the first list begins."
-                ),
+                "leaves out the zero in front",
+                [3, 4, 6, 8],
+                "These are the ends of the lists. Offsets also say where the first list begins.",
             ),
             Mistake(
-                misconception="starts again for each feature",
-                answer=[0, 3, 4, 0, 2, 4],
-                hint=(
-                    "You begin again at 0 for user. A batch has one vector of values: those of "
-                    "product first, then those of user."
-                ),
+                "starts again for each feature",
+                [0, 3, 4, 0, 2, 4],
+                "You begin again at 0 for user. A batch has one vector of values: those of "
+                "product first, then those of user.",
             ),
             Mistake(
-                misconception="gives the lengths",
-                answer=[3, 1, 2, 2],
-                hint="Those are the lengths. An offset is a place in the vector of values.",
+                "gives the lengths",
+                [3, 1, 2, 2],
+                "Those are the lengths. An offset is a place in the vector of values.",
             ),
             Mistake(
-                misconception="puts sample after sample",
-                answer=[0, 3, 5, 6, 8],
-                hint=(
-                    "You took product and user of the first sample, then of the second. A batch "
-                    "stores all lists of one feature together."
-                ),
+                "puts sample after sample",
+                [0, 3, 5, 6, 8],
+                "You took product and user of the first sample, then of the second. A batch "
+                "stores all lists of one feature together.",
             ),
         ),
         shape="a list of places, one more than there are lists",
@@ -119,29 +113,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_reader(lambda f, b, features, samples: f * samples + b),
         mistakes=(
             Mistake(
-                misconception="reads the batch sample by sample",
-                answer=_reader(lambda f, b, features, samples: b * features + f),
-                hint=(
-                    "You look for list number sample * F + feature, with F features, as if the "
-                    "lists of one sample were stored together. What does the figure store "
-                    "together?"
-                ),
+                "reads the batch sample by sample",
+                _reader(lambda f, b, features, samples: b * features + f),
+                "You look for list number sample * F + feature, with F features, as if the lists "
+                "of one sample were stored together. What does the figure store together?",
             ),
             Mistake(
-                misconception="steps by the number of features",
-                answer=_reader(lambda f, b, features, samples: f * features + b),
-                hint=(
-                    "For each feature you skip F lists, as many as there are features. How many "
-                    "lists does one feature have?"
-                ),
+                "steps by the number of features",
+                _reader(lambda f, b, features, samples: f * features + b),
+                "For each feature you skip F lists, as many as there are features. How many lists "
+                "does one feature have?",
             ),
             Mistake(
-                misconception="begins a list at its end",
-                answer=_from_its_end,
-                hint=(
-                    "You add up the lengths up to and including this list, which is where it "
-                    "ends. Which lists come before it?"
-                ),
+                "begins a list at its end",
+                _from_its_end,
+                "You add up the lengths up to and including this list, which is where it ends. "
+                "Which lists come before it?",
             ),
         ),
         cases=(
@@ -160,28 +147,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_reorder,
         mistakes=(
             Mistake(
-                misconception="moves the lengths and not the values",
-                answer=_lengths_alone,
-                hint=(
-                    "Your lengths have the new order, and your values still have the old one. "
-                    "Which ids belong to the first list now?"
-                ),
+                "moves the lengths and not the values",
+                _lengths_alone,
+                "Your lengths have the new order, and your values still have the old one. Which "
+                "ids belong to the first list now?",
             ),
             Mistake(
-                misconception="gives each feature equally many values",
-                answer=_equal_shares,
-                hint=(
-                    "You cut the values into equal shares. How many ids a feature has is the sum "
-                    "of its lengths."
-                ),
+                "gives each feature equally many values",
+                _equal_shares,
+                "You cut the values into equal shares. How many ids a feature has is the sum of "
+                "its lengths.",
             ),
             Mistake(
-                misconception="reads the order backwards",
-                answer=_inverse_order,
-                hint=(
-                    "You moved the old feature i to position order[i]. The new feature i is the "
-                    "old feature order[i]."
-                ),
+                "reads the order backwards",
+                _inverse_order,
+                "You moved the old feature i to position order[i]. The new feature i is the old "
+                "feature order[i].",
             ),
         ),
         cases=(

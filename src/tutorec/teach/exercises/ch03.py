@@ -47,24 +47,24 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[10 * _MEGABYTES, _MEGABYTES, 5 * _MEGABYTES],
         mistakes=(
             Mistake(
-                misconception="returns a row for each id",
-                answer=[10 * _MEGABYTES, 10 * _MEGABYTES, 5 * _MEGABYTES],
-                hint="A bag of ten ids becomes one row. What the forward returns is pooled.",
+                "returns a row for each id",
+                [10 * _MEGABYTES, 10 * _MEGABYTES, 5 * _MEGABYTES],
+                "A bag of ten ids becomes one row. What the forward returns is pooled.",
             ),
             Mistake(
-                misconception="reads a row for each bag",
-                answer=[_MEGABYTES, _MEGABYTES, _MEGABYTES / 2],
-                hint="A bag of ten ids has to read ten rows before it can add them up.",
+                "reads a row for each bag",
+                [_MEGABYTES, _MEGABYTES, _MEGABYTES / 2],
+                "A bag of ten ids has to read ten rows before it can add them up.",
             ),
             Mistake(
-                misconception="forgets that there are 26 tables",
-                answer=[10 * _MEGABYTES / 26, _MEGABYTES / 26, 5 * _MEGABYTES / 26],
-                hint=("Each sample has a list for every table."),
+                "forgets that there are 26 tables",
+                [10 * _MEGABYTES / 26, _MEGABYTES / 26, 5 * _MEGABYTES / 26],
+                "Each sample has a list for every table.",
             ),
             Mistake(
-                misconception="counts numbers, not bytes",
-                answer=[10 * _MEGABYTES / 4, _MEGABYTES / 4, 5 * _MEGABYTES / 4],
-                hint="You counted numbers. How many bytes has one in float32?",
+                "counts numbers, not bytes",
+                [10 * _MEGABYTES / 4, _MEGABYTES / 4, 5 * _MEGABYTES / 4],
+                "You counted numbers. How many bytes has one in float32?",
             ),
         ),
         tolerance=0.005,
@@ -76,35 +76,30 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[["x@a", "y", "z", "x@b"], 24],
         mistakes=(
             Mistake(
-                misconception="keeps the order of the batch",
-                answer=[["z", "y", "x@a", "x@b"], 24],
-                hint="The batch may come in any order. What fixes the order of the columns?",
+                "keeps the order of the batch",
+                [["z", "y", "x@a", "x@b"], 24],
+                "The batch may come in any order. What fixes the order of the columns?",
             ),
             Mistake(
-                misconception="expects each feature once",
-                answer=[["x", "y", "z"], 20],
-                hint=(
-                    "x is looked up twice, in rows of 8 and of 4 columns. Two results need two "
-                    "names."
-                ),
+                "expects each feature once",
+                [["x", "y", "z"], 20],
+                "x is looked up twice, in rows of 8 and of 4 columns. Two results need two names.",
             ),
             Mistake(
-                misconception="names every result after its table",
-                answer=[["x@a", "y@a", "z@b", "x@b"], 24],
-                hint=(
-                    "A key carries the name of its table only if the feature is looked up in more "
-                    "than one table."
-                ),
+                "names every result after its table",
+                [["x@a", "y@a", "z@b", "x@b"], 24],
+                "A key carries the name of its table only if the feature is looked up in more "
+                "than one table.",
             ),
             Mistake(
-                misconception="sorts features, then tables",
-                answer=[["x@a", "x@b", "y", "z"], 24],
-                hint="You went through the features. The columns come table after table.",
+                "sorts features, then tables",
+                [["x@a", "x@b", "y", "z"], 24],
+                "You went through the features. The columns come table after table.",
             ),
             Mistake(
-                misconception="counts the columns of each table once",
-                answer=[["x@a", "y", "z", "x@b"], 12],
-                hint="The names are right. Each of the four has the columns of its table.",
+                "counts the columns of each table once",
+                [["x@a", "y", "z", "x@b"], 12],
+                "The names are right. Each of the four has the columns of its table.",
             ),
         ),
         shape="a list of names, and a number",
@@ -115,25 +110,21 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_stacked_rows,
         mistakes=(
             Mistake(
-                misconception="stacks a table once for each feature",
-                answer=_one_piece_per_feature,
-                hint=(
-                    "Two features that read one table must read the same rows. In your stack each "
-                    "of them has a copy."
-                ),
+                "stacks a table once for each feature",
+                _one_piece_per_feature,
+                "Two features that read one table must read the same rows. In your stack each of "
+                "them has a copy.",
             ),
             Mistake(
-                misconception="begins a table at its end",
-                answer=_from_the_end,
-                hint="The first table begins at row 0. Yours begins where it should end.",
+                "begins a table at its end",
+                _from_the_end,
+                "The first table begins at row 0. Yours begins where it should end.",
             ),
             Mistake(
-                misconception="takes all tables to be equally large",
-                answer=_equal_tables,
-                hint=(
-                    "t * R is right when all tables have R rows. How many rows lie before table t "
-                    "when they do not?"
-                ),
+                "takes all tables to be equally large",
+                _equal_tables,
+                "t * R is right when all tables have R rows. How many rows lie before table t "
+                "when they do not?",
             ),
         ),
         cases=(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 
 def _swap(messages: list[Tensor], rank: int) -> list[Tensor]:
@@ -44,43 +42,9 @@ def _whole_to_all(mine: Tensor, rank: int, world_size: int) -> Tensor:
     return torch.stack(_swap([mine] * world_size, rank)).sum(dim=0)
 
 
-def _on_four_ranks(function: Any) -> list[Any]:
-    """The sums that four ranks get from a reader's function, and the bytes that each sends.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def reduce(rank: int, world_size: int) -> Any:
-        sent = []
-        send = dist.send
-        isend = dist.isend
-
-        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            sent.append(tensor.nbytes)
-            return send(tensor, *args, **kwargs)
-
-        def counted_later(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            sent.append(tensor.nbytes)
-            return isend(tensor, *args, **kwargs)
-
-        dist.send = counted
-        dist.isend = counted_later
-        try:
-            numbers = torch.arange(16.0, device=device()) * (rank + 1)
-            result = function(numbers, rank, world_size)
-        finally:
-            dist.send = send
-            dist.isend = isend
-        return result, sum(sent)
-
-    outcomes = on_ranks(4, reduce)
-    results = [result for result, _ in outcomes]
-    if results == [...] * 4:
-        return results
-    if not all(isinstance(result, Tensor) for result in results):
-        raise ValueError(f"It returns {type(results[0]).__name__}, not a tensor.")
-    return outcomes
+def _inputs(rank: int) -> tuple[Tensor, int, int]:
+    """Numbers of a rank, the rank, and W."""
+    return torch.arange(16.0, device=device()) * (rank + 1), rank, 4
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -90,28 +54,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=["a1", "b1"],
         mistakes=(
             Mistake(
-                misconception="takes all-to-all for all-gather",
-                answer=["a0", "a1", "b0", "b1"],
-                hint=(
-                    "That is what an all-gather delivers: everything to everybody. Here every "
-                    "message has one address."
-                ),
+                "takes all-to-all for all-gather",
+                ["a0", "a1", "b0", "b1"],
+                "That is what an all-gather delivers: everything to everybody. Here every message "
+                "has one address.",
             ),
             Mistake(
-                misconception="keeps its own messages",
-                answer=["b0", "b1"],
-                hint=(
-                    "These are the messages that rank 1 sent. To whom is message 0 of rank 1 "
-                    "addressed?"
-                ),
+                "keeps its own messages",
+                ["b0", "b1"],
+                "These are the messages that rank 1 sent. To whom is message 0 of rank 1 "
+                "addressed?",
             ),
             Mistake(
-                misconception="swaps the lists",
-                answer=["a0", "a1"],
-                hint=(
-                    "That would be a swap of whole lists. A message is addressed by its place in "
-                    "the sender's list."
-                ),
+                "swaps the lists",
+                ["a0", "a1"],
+                "That would be a swap of whole lists. A message is addressed by its place in the "
+                "sender's list.",
             ),
         ),
         shape='a list of messages, such as ["a0", "b0"]',
@@ -120,23 +78,18 @@ EXERCISES: tuple[Exercise, ...] = (
         id="04.2",
         compared="the sum on four ranks, and the bytes that each of them sends",
         solution=_in_parts,
-        measure=_on_four_ranks,
+        measure=per_rank(4, _inputs, {"send": 0, "isend": 0}),
         mistakes=(
             Mistake(
-                misconception="sends the whole tensor to everybody",
-                answer=_whole_to_all,
-                hint=(
-                    "The sum is right, and each rank sends 3 whole tensors, where 1.5 are enough. "
-                    "Which part of them does a rank need, to add up its own part?"
-                ),
+                "sends the whole tensor to everybody",
+                _whole_to_all,
+                "The sum is right, and each rank sends 3 whole tensors, where 1.5 are enough. "
+                "Which part of them does a rank need, to add up its own part?",
             ),
             Mistake(
-                misconception="leaves out the second half",
-                answer=_first_half,
-                hint=(
-                    "Each rank has the finished sum of one part. How do the parts get to the "
-                    "others?"
-                ),
+                "leaves out the second half",
+                _first_half,
+                "Each rank has the finished sum of one part. How do the parts get to the others?",
             ),
         ),
         tolerance=1e-4,
@@ -148,20 +101,16 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=2,
         mistakes=(
             Mistake(
-                misconception="blames the rank that reported first",
-                answer=3,
-                hint=(
-                    "Rank 3 reports what it saw: the other end of its connection went away. Why "
-                    "did it go away?"
-                ),
+                "blames the rank that reported first",
+                3,
+                "Rank 3 reports what it saw: the other end of its connection went away. Why did "
+                "it go away?",
             ),
             Mistake(
-                misconception="blames all with an error message",
-                answer=[0, 1, 3],
-                hint=(
-                    "These three report that a connection was closed. Which rank could have "
-                    "closed it without reporting anything?"
-                ),
+                "blames all with an error message",
+                [0, 1, 3],
+                "These three report that a connection was closed. Which rank could have closed it "
+                "without reporting anything?",
             ),
         ),
         shape="the number of a rank",

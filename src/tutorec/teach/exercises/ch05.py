@@ -128,22 +128,20 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=3 * 1_000 * 64 * 4,
         mistakes=(
             Mistake(
-                misconception="sends its own samples' rows too",
-                answer=4 * 1_000 * 64 * 4,
-                hint=(
-                    "That counts 1,000 rows for each of the four ranks. Which rank's rows need "
-                    "not be sent?"
-                ),
+                "sends its own samples' rows too",
+                4 * 1_000 * 64 * 4,
+                "That counts 1,000 rows for each of the four ranks. Which rank's rows need not be "
+                "sent?",
             ),
             Mistake(
-                misconception="sends the table",
-                answer=1_000 * 64 * 4,
-                hint="That is what one other rank receives. How many other ranks have samples?",
+                "sends the table",
+                1_000 * 64 * 4,
+                "That is what one other rank receives. How many other ranks have samples?",
             ),
             Mistake(
-                misconception="counts numbers, not bytes",
-                answer=3 * 1_000 * 64,
-                hint="Those are numbers; a float32 has more than one byte.",
+                "counts numbers, not bytes",
+                3 * 1_000 * 64,
+                "Those are numbers; a float32 has more than one byte.",
             ),
         ),
         shape="a number of bytes",
@@ -154,32 +152,30 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=0.8 * (1 + 3) / 8,
         mistakes=(
             Mistake(
-                misconception="adds the means of the ranks",
-                answer=0.8 * (1 + 3) / 4,
-                hint=(
-                    "That adds the two ranks' means. The gradients of two ranks are averaged, not "
-                    "added."
-                ),
+                "adds the means of the ranks",
+                0.8 * (1 + 3) / 4,
+                "That adds the two ranks' means. The gradients of two ranks are averaged, not "
+                "added.",
             ),
             Mistake(
-                misconception="ignores rank 1",
-                answer=0.8 * 1 / 4,
-                hint="That is rank 0 alone. The gradient of rank 1 goes to the same row.",
+                "ignores rank 1",
+                0.8 * 1 / 4,
+                "That is rank 0 alone. The gradient of rank 1 goes to the same row.",
             ),
             Mistake(
-                misconception="ignores rank 0",
-                answer=0.8 * 3 / 4,
-                hint="That is rank 1 alone. The gradient of rank 0 goes to the same row.",
+                "ignores rank 0",
+                0.8 * 3 / 4,
+                "That is rank 1 alone. The gradient of rank 0 goes to the same row.",
             ),
             Mistake(
-                misconception="averages over the two samples that read the row",
-                answer=0.8 * (1 + 3) / 2,
-                hint="The loss is a mean over all samples, and not only over those with this row.",
+                "averages over the two samples that read the row",
+                0.8 * (1 + 3) / 2,
+                "The loss is a mean over all samples, and not only over those with this row.",
             ),
             Mistake(
-                misconception="ignores the means",
-                answer=0.8 * (1 + 3),
-                hint="That is the gradient of the sum of all losses; the loss here is a mean.",
+                "ignores the means",
+                0.8 * (1 + 3),
+                "That is the gradient of the sum of all losses; the loss here is a mean.",
             ),
         ),
         shape="one number",
@@ -192,25 +188,21 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="leaves the second collection out of the plan",
-                answer=_first_only,
-                hint=(
-                    "Both ranks hold `query_table` and `page_table`: a collection that the plan "
-                    "does not name is copied."
-                ),
+                "leaves the second collection out of the plan",
+                _first_only,
+                "Both ranks hold `query_table` and `page_table`: a collection that the plan does "
+                "not name is copied.",
             ),
             Mistake(
-                misconception="puts all tables on rank 0",
-                answer=_one_rank,
-                hint="Rank 0 holds all four tables. Which ones should rank 1 hold?",
+                "puts all tables on rank 0",
+                _one_rank,
+                "Rank 0 holds all four tables. Which ones should rank 1 hold?",
             ),
             Mistake(
-                misconception="names no optimizer for the tables",
-                answer=_other_rate,
-                hint=(
-                    "Each table is on the right rank, but its rows move too little. Which line "
-                    "names the optimizer of the tables?"
-                ),
+                "names no optimizer for the tables",
+                _other_rate,
+                "Each table is on the right rank, but its rows move too little. Which line names "
+                "the optimizer of the tables?",
             ),
         ),
         shape="a function that returns the sharded model",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,7 +10,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -56,19 +54,10 @@ def _own_ids(batch: KeyedJaggedTensor, weight: Tensor) -> Tensor:
     return weight[batch.values().long()]
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """What a function returns on two ranks, for one batch each.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def forward(rank: int) -> Any:
-        batch = kjt_from_lists(_BATCHES[rank], dtype=torch.int32).to(device())
-        weight = torch.arange(16.0, device=device()).view(8, 2) + 100 * rank
-        return function(batch, weight)
-
-    return tensors_on_ranks(2, forward, "rows")
+def _inputs(rank: int) -> tuple[KeyedJaggedTensor, Tensor]:
+    """A batch of each rank, and its table."""
+    batch = kjt_from_lists(_BATCHES[rank], dtype=torch.int32).to(device())
+    return batch, torch.arange(16.0, device=device()).view(8, 2) + 100 * rank
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -78,28 +67,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[1200, 400, 32],
         mistakes=(
             Mistake(
-                misconception="looks up its own samples only",
-                answer=[300, 100, 32],
-                hint=(
-                    "Those are the samples of rank 2 alone. Whose bags has `input_dist` brought "
-                    "to rank 2?"
-                ),
+                "looks up its own samples only",
+                [300, 100, 32],
+                "Those are the samples of rank 2 alone. Whose bags has `input_dist` brought to "
+                "rank 2?",
             ),
             Mistake(
-                misconception="counts tables instead of features",
-                answer=[800, 400, 24],
-                hint=(
-                    "A table that serves two features is looked up for each of them. How many "
-                    "columns does each of the two lookups give?"
-                ),
+                "counts tables instead of features",
+                [800, 400, 24],
+                "A table that serves two features is looked up for each of them. How many columns "
+                "does each of the two lookups give?",
             ),
             Mistake(
-                misconception="takes a row for each bag",
-                answer=[1200, 1200, 32],
-                hint=(
-                    "The columns of a sample's features stand side by side. How many samples are "
-                    "there?"
-                ),
+                "takes a row for each bag",
+                [1200, 1200, 32],
+                "The columns of a sample's features stand side by side. How many samples are "
+                "there?",
             ),
         ),
         shape="a list of three numbers: bags, rows, columns",
@@ -108,20 +91,18 @@ EXERCISES: tuple[Exercise, ...] = (
         id="06.2",
         compared="two ranks get a row for each of their ids, in the order of the batch",
         solution=_unpooled,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         mistakes=(
             Mistake(
-                misconception="rows stay where their table is",
-                answer=_not_sent,
-                hint="Those are the rows of the ids that arrived here. Whose samples are they for?",
+                "rows stay where their table is",
+                _not_sent,
+                "Those are the rows of the ids that arrived here. Whose samples are they for?",
             ),
             Mistake(
-                misconception="every rank has every table",
-                answer=_own_ids,
-                hint=(
-                    "Rank r has the table of key r only. The rows of the other key lie on the "
-                    "other rank."
-                ),
+                "every rank has every table",
+                _own_ids,
+                "Rank r has the table of key r only. The rows of the other key lie on the other "
+                "rank.",
             ),
         ),
         shape="a function that returns a tensor [ids, columns]",
@@ -132,22 +113,20 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=25_600,
         mistakes=(
             Mistake(
-                misconception="sends to itself, too",
-                answer=32_000,
-                hint="That includes the columns of rank 0. Do their gradients leave the rank?",
+                "sends to itself, too",
+                32_000,
+                "That includes the columns of rank 0. Do their gradients leave the rank?",
             ),
             Mistake(
-                misconception="counts what the rank sends in forward",
-                answer=19_200,
-                hint=(
-                    "Those are the rows that rank 0 sends in a forward: its own columns for the "
-                    "samples of others. In backward it has gradients of its own samples."
-                ),
+                "counts what the rank sends in forward",
+                19_200,
+                "Those are the rows that rank 0 sends in a forward: its own columns for the "
+                "samples of others. In backward it has gradients of its own samples.",
             ),
             Mistake(
-                misconception="counts numbers, not bytes",
-                answer=6_400,
-                hint="That many numbers. How many bytes has a float32?",
+                "counts numbers, not bytes",
+                6_400,
+                "That many numbers. How many bytes has a float32?",
             ),
         ),
         shape="a number of bytes",

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding_bag
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -82,21 +82,13 @@ def _own_columns_first(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tens
     return torch.cat([own, *blocks], dim=1)
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """What a function returns on two ranks, for the bags and the columns of each.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def forward(rank: int) -> Any:
-        bags = _BAGS[rank]
-        ids = torch.tensor([identifier for bag in bags for identifier in bag], device=device())
-        lengths = torch.tensor([len(bag) for bag in bags], device=device())
-        numbers = torch.arange(float(_ROWS * _COLUMNS), device=device())
-        return function(numbers.view(_ROWS, _COLUMNS) + 100 * rank, ids, lengths)
-
-    return tensors_on_ranks(2, forward, "sums")
+def _inputs(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns of a rank, and the ids and the lengths of its bags."""
+    bags = _BAGS[rank]
+    ids = torch.tensor([identifier for bag in bags for identifier in bag], device=device())
+    lengths = torch.tensor([len(bag) for bag in bags], device=device())
+    numbers = torch.arange(float(_ROWS * _COLUMNS), device=device())
+    return numbers.view(_ROWS, _COLUMNS) + 100 * rank, ids, lengths
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -106,27 +98,25 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=192 / 2,
         mistakes=(
             Mistake(
-                misconception="counts the pooled rows and not the gradients",
-                answer=192 / 4,
-                hint="That counts pooled rows only. Their gradients are sent, too.",
+                "counts the pooled rows and not the gradients",
+                192 / 4,
+                "That counts pooled rows only. Their gradients are sent, too.",
             ),
             Mistake(
-                misconception="takes the chapter's limit of 2 D",
-                answer=2 * 192,
-                hint="2 D holds for ids and floats of 4 bytes. How many bytes do they take here?",
+                "takes the chapter's limit of 2 D",
+                2 * 192,
+                "2 D holds for ids and floats of 4 bytes. How many bytes do they take here?",
             ),
             Mistake(
-                misconception="changes the bytes of an id and not those of a float",
-                answer=192,
-                hint="Ids take 8 bytes, as you say. How many does a float16 take?",
+                "changes the bytes of an id and not those of a float",
+                192,
+                "Ids take 8 bytes, as you say. How many does a float16 take?",
             ),
             Mistake(
-                misconception="lets the break-even grow with the ranks",
-                answer=192 / 2 * 8,
-                hint=(
-                    "Write both byte formulas with W = 8, set them equal and cancel what they "
-                    "share. Is W still there?"
-                ),
+                "lets the break-even grow with the ranks",
+                192 / 2 * 8,
+                "Write both byte formulas with W = 8, set them equal and cancel what they share. "
+                "Is W still there?",
             ),
         ),
         shape="a number of ids",
@@ -137,28 +127,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_rank_and_row,
         mistakes=(
             Mistake(
-                misconception="rounds the rows of a rank down",
-                answer=_rounded_down,
-                hint=(
-                    "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does "
-                    "each rank take?"
-                ),
+                "rounds the rows of a rank down",
+                _rounded_down,
+                "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does each "
+                "rank take?",
             ),
             Mistake(
-                misconception="deals rows out in turn",
-                answer=_dealt_in_turn,
-                hint=(
-                    "That deals single rows out in turn. Row-wise gives each rank one range of "
-                    "neighbouring rows."
-                ),
+                "deals rows out in turn",
+                _dealt_in_turn,
+                "That deals single rows out in turn. Row-wise gives each rank one range of "
+                "neighbouring rows.",
             ),
             Mistake(
-                misconception="keeps the id's number",
-                answer=_not_renumbered,
-                hint=(
-                    "The rank is right. Each rank numbers its own rows from 0: which number has "
-                    "the row there?"
-                ),
+                "keeps the id's number",
+                _not_renumbered,
+                "The rank is right. Each rank numbers its own rows from 0: which number has the "
+                "row there?",
             ),
         ),
         cases=((7, 10, 4), (9, 10, 4), (5, 8, 2), (2, 3, 4)),
@@ -168,28 +152,24 @@ EXERCISES: tuple[Exercise, ...] = (
         id="07.3",
         compared="two ranks get the sums of their bags, with the columns of both in order",
         solution=_column_wise,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         mistakes=(
             Mistake(
-                misconception="adds the parts up as row-wise does",
-                answer=_parts_added,
-                hint=(
-                    "Your rows are too narrow: partial sums are added, but these parts are "
-                    "different columns."
-                ),
+                "adds the parts up as row-wise does",
+                _parts_added,
+                "Your rows are too narrow: partial sums are added, but these parts are different "
+                "columns.",
             ),
             Mistake(
-                misconception="reads only the rank's own columns",
-                answer=_own_columns_only,
-                hint=(
-                    "A bag's rank has some of the columns. Which ranks have the others, and what "
-                    "must they be sent?"
-                ),
+                "reads only the rank's own columns",
+                _own_columns_only,
+                "A bag's rank has some of the columns. Which ranks have the others, and what must "
+                "they be sent?",
             ),
             Mistake(
-                misconception="puts the rank's own columns first",
-                answer=_own_columns_first,
-                hint=("All parts are there. In which order are the columns of the table?"),
+                "puts the rank's own columns first",
+                _own_columns_first,
+                "All parts are there. In which order are the columns of the table?",
             ),
         ),
         shape="a function that returns a tensor [bags, all columns]",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -55,23 +55,14 @@ def _not_crossed(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
     return torch.stack(_copy(my_gradients, inside), dim=1).flatten(0, 1)
 
 
-def _on_two_hosts(function: Any) -> list[Any]:
-    """What a function returns on two hosts of two ranks.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def backward(rank: int) -> Any:
-        inside = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-        host, local_rank = divmod(rank, _LOCAL)
-        count = _HOSTS * _SAMPLES * _COLUMNS
-        gradients = torch.arange(float(count), device=device()) + 100 * rank
-        shaped = gradients.view(_HOSTS, _SAMPLES, _COLUMNS)
-        return function(shaped, inside[host], across[local_rank])
-
-    return tensors_on_ranks(_HOSTS * _LOCAL, backward, "gradients")
+def _inputs(rank: int) -> tuple[Tensor, Any, Any]:
+    """Gradients of a rank, the group of its host, and that of its local rank."""
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    host, local_rank = divmod(rank, _LOCAL)
+    count = _HOSTS * _SAMPLES * _COLUMNS
+    gradients = torch.arange(float(count), device=device()) + 100 * rank
+    return gradients.view(_HOSTS, _SAMPLES, _COLUMNS), inside[host], across[local_rank]
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -82,22 +73,20 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-3,
         mistakes=(
             Mistake(
-                misconception="takes the share of hosts that are elsewhere",
-                answer=100 * 15 / 16,
-                hint=(
-                    "15 of 16 counts a rank among those that it sends to. What a rank keeps is "
-                    "not sent."
-                ),
+                "takes the share of hosts that are elsewhere",
+                100 * 15 / 16,
+                "15 of 16 counts a rank among those that it sends to. What a rank keeps is not "
+                "sent.",
             ),
             Mistake(
-                misconception="leaves the second half of the hosts out",
-                answer=100 * 56 / 63,
-                hint="That is the share of eight hosts. How many other ranks are there now?",
+                "leaves the second half of the hosts out",
+                100 * 56 / 63,
+                "That is the share of eight hosts. How many other ranks are there now?",
             ),
             Mistake(
-                misconception="gives what stays inside",
-                answer=100 * 7 / 127,
-                hint="Seven of the other ranks are on the same host: this share does not cross.",
+                "gives what stays inside",
+                100 * 7 / 127,
+                "Seven of the other ranks are on the same host: this share does not cross.",
             ),
         ),
         shape="a percentage between 0 and 100",
@@ -106,39 +95,31 @@ EXERCISES: tuple[Exercise, ...] = (
         id="08.2",
         compared="four ranks get the gradients of all samples for the table of their host",
         solution=_cross_then_copy,
-        measure=_on_two_hosts,
+        measure=per_rank(_HOSTS * _LOCAL, _inputs),
         mistakes=(
             Mistake(
-                misconception="leaves each gradient on the rank where it arrived",
-                answer=_not_copied,
-                hint=(
-                    "Those are the samples of ranks with your local rank. Which other ranks of "
-                    "your host have rows of the same bags?"
-                ),
+                "leaves each gradient on the rank where it arrived",
+                _not_copied,
+                "Those are the samples of ranks with your local rank. Which other ranks of your "
+                "host have rows of the same bags?",
             ),
             Mistake(
-                misconception="puts the ranks of one local rank together",
-                answer=_by_local_rank,
-                hint=(
-                    "All gradients are there, in the order 0, 2, 1, 3. What is the first axis in "
-                    "rank order?"
-                ),
+                "puts the ranks of one local rank together",
+                _by_local_rank,
+                "All gradients are there, in the order 0, 2, 1, 3. What is the first axis in rank "
+                "order?",
             ),
             Mistake(
-                misconception="adds the gradients up as forward adds sums",
-                answer=_added,
-                hint=(
-                    "Forward adds the parts of one bag. The gradients on two ranks of a host are "
-                    "of different bags."
-                ),
+                "adds the gradients up as forward adds sums",
+                _added,
+                "Forward adds the parts of one bag. The gradients on two ranks of a host are of "
+                "different bags.",
             ),
             Mistake(
-                misconception="never crosses",
-                answer=_not_crossed,
-                hint=(
-                    "Those are gradients of your own host's samples for all tables. Whose samples "
-                    "does your host's table serve?"
-                ),
+                "never crosses",
+                _not_crossed,
+                "Those are gradients of your own host's samples for all tables. Whose samples "
+                "does your host's table serve?",
             ),
         ),
         shape="a function of (my_gradients, inside, across) that returns a tensor [W, B, D]",
@@ -154,69 +135,59 @@ EXERCISES: tuple[Exercise, ...] = (
         },
         mistakes=(
             Mistake(
-                misconception="cuts the tables that need no cut",
-                answer={
+                "cuts the tables that need no cut",
+                {
                     "sellers": "table_row_wise",
                     "visitors": "table_column_wise",
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint=(
-                    "Three are right. There is a table of sellers for each rank, and it fits. "
-                    "What would a cut gain?"
-                ),
+                "Three are right. There is a table of sellers for each rank, and it fits. What "
+                "would a cut gain?",
             ),
             Mistake(
-                misconception="cuts by rows over all ranks what one host cannot hold",
-                answer={
+                "cuts by rows over all ranks what one host cannot hold",
+                {
                     "sellers": "table_wise",
                     "visitors": "table_column_wise",
                     "products": "table_row_wise",
                     "pairs": "row_wise",
                 },
-                hint=(
-                    "Three are right. Row-wise holds the pairs, and sends 64 partial sums for "
-                    "every bag. Which type also uses several hosts, and adds inside each of them?"
-                ),
+                "Three are right. Row-wise holds the pairs, and sends 64 partial sums for every "
+                "bag. Which type also uses several hosts, and adds inside each of them?",
             ),
             Mistake(
-                misconception="cuts by rows whatever the bags hold",
-                answer={
+                "cuts by rows whatever the bags hold",
+                {
                     "sellers": "table_wise",
                     "visitors": "table_row_wise",
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint=(
-                    "Three are right. A visitor's bag has one id. What does it cost to send that "
-                    "id to eight slices, and what to bring eight partial sums together?"
-                ),
+                "Three are right. A visitor's bag has one id. What does it cost to send that id "
+                "to eight slices, and what to bring eight partial sums together?",
             ),
             Mistake(
-                misconception="forgets what a host can hold",
-                answer={
+                "forgets what a host can hold",
+                {
                     "sellers": "table_wise",
                     "visitors": "table_column_wise",
                     "products": "table_row_wise",
                     "pairs": "table_row_wise",
                 },
-                hint=(
-                    "Three are right. How many GB are free on the ranks of one host, and how many "
-                    "do the pairs need?"
-                ),
+                "Three are right. How many GB are free on the ranks of one host, and how many do "
+                "the pairs need?",
             ),
             Mistake(
-                misconception="cuts long bags by columns",
-                answer={
+                "cuts long bags by columns",
+                {
                     "sellers": "table_wise",
                     "visitors": "table_column_wise",
                     "products": "table_column_wise",
                     "pairs": "grid_shard",
                 },
-                hint=(
-                    "Three are right. Table-column-wise sends every id of a bag to each slice: "
-                    "500 ids to 8 slices."
-                ),
+                "Three are right. Table-column-wise sends every id of a bag to each slice: 500 "
+                "ids to 8 slices.",
             ),
         ),
         shape="a dict from model to the name of a sharding type, such as 'row_wise'",

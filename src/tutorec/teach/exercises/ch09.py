@@ -187,26 +187,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=(10, 9),
         mistakes=(
             Mistake(
-                misconception="believes that longest first finds the best plan",
-                answer=(9, 9),
-                hint="The best is 9, but that is not where longest first ends. Go through it: 5, "
-                "then 4, then a 3; "
-                "onto which rank does each go?",
+                "believes that longest first finds the best plan",
+                (9, 9),
+                "The best is 9, but that is not where longest first ends. Go through it: 5, then "
+                "4, then a 3; onto which rank does each go?",
             ),
             Mistake(
-                misconception="takes the plan of longest first for the best",
-                answer=(10, 10),
-                hint=(
-                    "Longest first does end at 10. Can the five tables be divided into two halves "
-                    "of equal time?"
-                ),
+                "takes the plan of longest first for the best",
+                (10, 10),
+                "Longest first does end at 10. Can the five tables be divided into two halves of "
+                "equal time?",
             ),
             Mistake(
-                misconception="counts tables instead of milliseconds",
-                answer=(12, 9),
-                hint="12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at "
-                "the milliseconds "
-                "that a rank already has.",
+                "counts tables instead of milliseconds",
+                (12, 9),
+                "12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at the "
+                "milliseconds that a rank already has.",
             ),
         ),
         shape="a pair of milliseconds, (longest first, best)",
@@ -218,16 +214,16 @@ EXERCISES: tuple[Exercise, ...] = (
         measure=_run_plans,
         mistakes=(
             Mistake(
-                misconception="believes that longest first balances whatever there is",
-                answer=_all_whole,
-                hint="One rank holds much more than the other. Is there a table that is larger "
-                "than a rank may hold?",
+                "believes that longest first balances whatever there is",
+                _all_whole,
+                "One rank holds much more than the other. Is there a table that is larger than a "
+                "rank may hold?",
             ),
             Mistake(
-                misconception="cuts everything, to be even",
-                answer=_all_cut,
-                hint="Both ranks hold the same, but you cut tables that could stay whole. Which "
-                "of them are larger than a rank may hold?",
+                "cuts everything, to be even",
+                _all_cut,
+                "Both ranks hold the same, but you cut tables that could stay whole. Which of "
+                "them are larger than a rank may hold?",
             ),
         ),
         shape="a function that returns the plan",
@@ -238,38 +234,31 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_GOOD,
         mistakes=(
             Mistake(
-                misconception="keeps the largest table whole",
-                answer=_LARGEST_FIRST_IN_TURN | {"visitors": ("table_wise", 0)},
-                hint="This does not fit. A rank has room for 63 GiB, and the visitors take 73. "
-                "Which cuts make shards "
-                "that fit?",
+                "keeps the largest table whole",
+                _LARGEST_FIRST_IN_TURN | {"visitors": ("table_wise", 0)},
+                "This does not fit. A rank has room for 63 GiB, and the visitors take 73. Which "
+                "cuts make shards that fit?",
             ),
             Mistake(
-                misconception="balances bytes instead of milliseconds",
-                answer=_LARGEST_FIRST_IN_TURN,
-                hint=(
-                    "It fits, but one rank is busy for much longer than the others, with these "
-                    "bags. Compare milliseconds and not gigabytes: which tables make that rank "
-                    "slow? Can they be cut, or move?"
-                ),
+                "balances bytes instead of milliseconds",
+                _LARGEST_FIRST_IN_TURN,
+                "It fits, but one rank is busy for much longer than the others, with these bags. "
+                "Compare milliseconds and not gigabytes: which tables make that rank slow? Can "
+                "they be cut, or move?",
             ),
             Mistake(
-                misconception="gives each table the type that is cheapest for it alone",
-                answer=_GOOD | {"brands": ("table_wise", 2), "weekdays": "data_parallel"},
-                hint=(
-                    "Lookups take almost as long as in the planner's plan. But how many sharding "
-                    "types does your plan use, and what does each of them cost in exchanges "
-                    "before it has sent a byte?"
-                ),
+                "gives each table the type that is cheapest for it alone",
+                _GOOD | {"brands": ("table_wise", 2), "weekdays": "data_parallel"},
+                "Lookups take almost as long as in the planner's plan. But how many sharding "
+                "types does your plan use, and what does each of them cost in exchanges before it "
+                "has sent a byte?",
             ),
             Mistake(
-                misconception="takes even for fast",
-                answer=dict.fromkeys(_GOOD, "row_wise"),
-                hint=(
-                    "All ranks are equally busy, but for too long. For which of these tables does "
-                    "cutting by rows take more time, summed over all ranks, than keeping the "
-                    "table whole?"
-                ),
+                "takes even for fast",
+                dict.fromkeys(_GOOD, "row_wise"),
+                "All ranks are equally busy, but for too long. For which of these tables does "
+                "cutting by rows take more time, summed over all ranks, than keeping the table "
+                "whole?",
             ),
         ),
         shape="a plan that takes at most 5 % more than the planner's",

@@ -90,22 +90,20 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-2,  # 4.8 is right, 5 is not
         mistakes=(
             Mistake(
-                misconception="takes the bound for a plan that exists and divides by it",
-                answer=100 * 0.1 / 2.0,
-                hint="The saving is a part of the time that the plan takes now.",
+                "takes the bound for a plan that exists and divides by it",
+                100 * 0.1 / 2.0,
+                "The saving is a part of the time that the plan takes now.",
             ),
             Mistake(
-                misconception="believes that a gap is a plan waiting to be found",
-                answer=100.0,
-                hint="A bound limits what can be saved: no plan takes less than 2.0 ms.",
+                "believes that a gap is a plan waiting to be found",
+                100.0,
+                "A bound limits what can be saved: no plan takes less than 2.0 ms.",
             ),
             Mistake(
-                misconception="believes that a plan above the bound proves nothing",
-                answer=0.0,
-                hint=(
-                    "Perhaps nothing can be saved, but that is not proven. What is the most that "
-                    "the bound leaves?"
-                ),
+                "believes that a plan above the bound proves nothing",
+                0.0,
+                "Perhaps nothing can be saved, but that is not proven. What is the most that the "
+                "bound leaves?",
             ),
         ),
         shape="a percentage of the plan's time",
@@ -117,15 +115,15 @@ EXERCISES: tuple[Exercise, ...] = (
         measure=_on_two_ranks,
         mistakes=(
             Mistake(
-                misconception="believes that equal inputs give equal plans",
-                answer=_all_plan,
-                hint="Both ranks make a plan, and the two plans differ. Who may call make_plan?",
+                "believes that equal inputs give equal plans",
+                _all_plan,
+                "Both ranks make a plan, and the two plans differ. Who may call make_plan?",
             ),
             Mistake(
-                misconception="believes that an error ends all ranks",
-                answer=_raises_alone,
-                hint="Where make_plan raises, one rank waits for a plan that never comes. What "
-                "does rank 0 send then?",
+                "believes that an error ends all ranks",
+                _raises_alone,
+                "Where make_plan raises, one rank waits for a plan that never comes. What does "
+                "rank 0 send then?",
             ),
         ),
         shape="a function that returns the plan of rank 0",

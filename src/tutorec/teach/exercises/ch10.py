@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -120,19 +118,11 @@ def _always_first(shard: Tensor, row_counts: list[int]) -> Tensor:
     return incoming
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """What a function returns on two ranks, for three rows of a table and for one.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def cut_again(rank: int) -> Any:
-        table = torch.arange(float(sum(_ROW_COUNTS) * _COLUMNS), device=device())
-        shards = table.view(-1, _COLUMNS).split(_ROW_COUNTS)
-        return function(shards[rank].clone(), list(_ROW_COUNTS))
-
-    return tensors_on_ranks(2, cut_again, "rows")
+def _inputs(rank: int) -> tuple[Tensor, list[int]]:
+    """The rows of a rank: three of a table, or one."""
+    table = torch.arange(float(sum(_ROW_COUNTS) * _COLUMNS), device=device())
+    shards = table.view(-1, _COLUMNS).split(_ROW_COUNTS)
+    return shards[rank].clone(), list(_ROW_COUNTS)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -143,28 +133,22 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=_CASES,
         mistakes=(
             Mistake(
-                misconception="reads state like weights, the last shard wins",
-                answer=_overwritten,
-                hint=(
-                    "A row of the new shard can overlap with several stored shards, and each has "
-                    "a number for it. Does the last one replace the others?"
-                ),
+                "reads state like weights, the last shard wins",
+                _overwritten,
+                "A row of the new shard can overlap with several stored shards, and each has a "
+                "number for it. Does the last one replace the others?",
             ),
             Mistake(
-                misconception="takes the mean over shards, not over columns",
-                answer=_unweighted,
-                hint=(
-                    "Two stored shards may share different numbers of columns with the new one. "
-                    "How much does each of them count?"
-                ),
+                "takes the mean over shards, not over columns",
+                _unweighted,
+                "Two stored shards may share different numbers of columns with the new one. How "
+                "much does each of them count?",
             ),
             Mistake(
-                misconception="adds the numbers of column shards",
-                answer=_summed,
-                hint=(
-                    "Each stored number is a mean over columns already. Is the mean over all "
-                    "columns the sum of these means?"
-                ),
+                "adds the numbers of column shards",
+                _summed,
+                "Each stored number is a mean over columns already. Is the mean over all columns "
+                "the sum of these means?",
             ),
         ),
         shape="a function that returns a tensor [rows]",
@@ -173,20 +157,18 @@ EXERCISES: tuple[Exercise, ...] = (
         id="10.2",
         compared="two ranks have all rows, of two columns each",
         solution=_to_columns,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         mistakes=(
             Mistake(
-                misconception="no row leaves its rank",
-                answer=_own_columns,
-                hint=(
-                    "Those are this rank's columns of its own rows. Where are the other rows of "
-                    "these columns?"
-                ),
+                "no row leaves its rank",
+                _own_columns,
+                "Those are this rank's columns of its own rows. Where are the other rows of these "
+                "columns?",
             ),
             Mistake(
-                misconception="sends the same columns to every rank",
-                answer=_always_first,
-                hint=("Every rank now has columns 0 and 1. Which columns should rank 1 receive?"),
+                "sends the same columns to every rank",
+                _always_first,
+                "Every rank now has columns 0 and 1. Which columns should rank 1 receive?",
             ),
         ),
         shape="a function that returns a tensor [rows of all ranks, columns of this rank]",
@@ -197,25 +179,21 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=600.0,
         mistakes=(
             Mistake(
-                misconception="loses a whole interval at each failure",
-                answer=(18 * 10_000) ** 0.5,
-                hint=(
-                    "A failure comes at any moment of the interval, so half of it is lost on "
-                    "average, not all of it."
-                ),
+                "loses a whole interval at each failure",
+                (18 * 10_000) ** 0.5,
+                "A failure comes at any moment of the interval, so half of it is lost on average, "
+                "not all of it.",
             ),
             Mistake(
-                misconception="saves once for each failure",
-                answer=10_000,
-                hint=(
-                    "Then, on average, half of the time between two failures is lost. Saving "
-                    "costs little at this interval; where are the costs equal?"
-                ),
+                "saves once for each failure",
+                10_000,
+                "Then, on average, half of the time between two failures is lost. Saving costs "
+                "little at this interval; where are the costs equal?",
             ),
             Mistake(
-                misconception="saves without a pause",
-                answer=18,
-                hint="Then a run does nothing but save: 18 / 18 of its time.",
+                "saves without a pause",
+                18,
+                "Then a run does nothing but save: 18 / 18 of its time.",
             ),
         ),
         shape="a number of seconds",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -118,22 +118,14 @@ def _mean_of_weights(weight: Tensor, state: Tensor, ids: Tensor, gradients: Tens
     return moved / dist.get_world_size()
 
 
-def _on_two_ranks(function: Callable[..., Any]) -> list[Any]:
-    """The copies of two ranks after a step.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a table.
-    """
-
-    def step(rank: int) -> Any:
-        random = torch.Generator().manual_seed(11)
-        weight = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
-        state = torch.rand(_ROWS, 1, generator=random).to(device())
-        ids = torch.tensor(_IDS[rank], device=device())
-        gradients = torch.arange(1.0, 1 + len(ids) * _COLUMNS, device=device())
-        return function(weight, state, ids, gradients.view(len(ids), _COLUMNS) / 10)
-
-    return tensors_on_ranks(2, step, "the rows of the table")
+def _inputs(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same table and state on both ranks, and the ids and the gradients of each."""
+    random = torch.Generator().manual_seed(11)
+    weight = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
+    state = torch.rand(_ROWS, 1, generator=random).to(device())
+    ids = torch.tensor(_IDS[rank], device=device())
+    gradients = torch.arange(1.0, 1 + len(ids) * _COLUMNS, device=device())
+    return weight, state, ids, gradients.view(len(ids), _COLUMNS) / 10
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -145,22 +137,22 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="leaves out the corrections for the start from zero",
-                answer=_not_corrected,
-                hint="The averages started from zero and are still small in step 3. Which two "
+                "leaves out the corrections for the start from zero",
+                _not_corrected,
+                "The averages started from zero and are still small in step 3. Which two "
                 "divisions by a function of t make up for that?",
             ),
             Mistake(
-                misconception="moves the rows that are absent",
-                answer=_all_rows,
-                hint="Rows moved that are not in the batch. Whose m and v does a fused optimizer "
+                "moves the rows that are absent",
+                _all_rows,
+                "Rows moved that are not in the batch. Whose m and v does a fused optimizer "
                 "change?",
             ),
             Mistake(
-                misconception="takes the square of the mean for the mean of the squares",
-                answer=_square_of_mean,
-                hint="In v, gradients of +1 and -1 do not cancel. Which comes first, the square or "
-                "the mean?",
+                "takes the square of the mean for the mean of the squares",
+                _square_of_mean,
+                "In v, gradients of +1 and -1 do not cancel. Which comes first, the square or the "
+                "mean?",
             ),
         ),
         shape="a function that moves the rows and returns weight, [R, D]",
@@ -169,26 +161,26 @@ EXERCISES: tuple[Exercise, ...] = (
         id="11.2",
         compared="two ranks end with equal copies, moved by the mean of their gradients",
         solution=_step_of_copy,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="each rank moves its copy by its own gradients",
-                answer=_alone,
-                hint="After this step the two copies differ. What does a rank have to know before "
-                "it moves a row?",
+                "each rank moves its copy by its own gradients",
+                _alone,
+                "After this step the two copies differ. What does a rank have to know before it "
+                "moves a row?",
             ),
             Mistake(
-                misconception="sums gradients over ranks and does not divide",
-                answer=_not_divided,
-                hint="The copies are equal, but the state and the step come from the sum over "
-                "ranks. What does the text divide it by?",
+                "sums gradients over ranks and does not divide",
+                _not_divided,
+                "The copies are equal, but the state and the step come from the sum over ranks. "
+                "What does the text divide it by?",
             ),
             Mistake(
-                misconception="averages the copies after each rank has moved its own",
-                answer=_mean_of_weights,
-                hint="The copies are equal, but each rank has divided its gradient by a state of "
-                "its own. Exchange gradients, and move once.",
+                "averages the copies after each rank has moved its own",
+                _mean_of_weights,
+                "The copies are equal, but each rank has divided its gradient by a state of its "
+                "own. Exchange gradients, and move once.",
             ),
         ),
         shape="a function that returns weight, [R, D]",
@@ -200,26 +192,21 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=5e-3,
         mistakes=(
             Mistake(
-                misconception=(
-                    "believes that the correction makes every row's first step one rate long"
-                ),
-                answer=1.0,
-                hint="That is so in batch 1, where both averages are corrected for their start. In "
+                "believes that the correction makes every row's first step one rate long",
+                1.0,
+                "That is so in batch 1, where both averages are corrected for their start. In "
                 "batch one million there is nothing left to correct, and the row's averages still "
                 "start from zero.",
             ),
             Mistake(
-                misconception="forgets that the gradient is divided by its own size",
-                answer=0.1,
-                hint=(
-                    "0.1 is what the average m makes of a first gradient of 1. By what is it "
-                    "divided?"
-                ),
+                "forgets that the gradient is divided by its own size",
+                0.1,
+                "0.1 is what the average m makes of a first gradient of 1. By what is it divided?",
             ),
             Mistake(
-                misconception="forgets the root",
-                answer=100.0,
-                hint="The average of the squares is 0.001. The step divides by its root.",
+                "forgets the root",
+                100.0,
+                "The average of the squares is 0.001. The step divides by its root.",
             ),
         ),
         shape="a number of rates",

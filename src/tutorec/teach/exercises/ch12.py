@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -78,22 +77,9 @@ def _alone(mine: Tensor) -> tuple[float, list[int]]:
     return mine.sum().item(), [dist.get_rank()] * len(mine)
 
 
-def _on_three_ranks(function: Any) -> list[Any]:
-    """What a function returns on three ranks, each with its own milliseconds.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a number and a list.
-    """
-
-    def report(rank: int) -> Any:
-        return function(torch.tensor(_WORKED[rank], device=device()))
-
-    outcomes = on_ranks(3, report)
-    if outcomes == [...] * 3:
-        return outcomes
-    if not all(isinstance(outcome, tuple | list) and len(outcome) == 2 for outcome in outcomes):
-        raise ValueError(f"It returns {outcomes[0]!r}, not (milliseconds, ranks of the phases).")
-    return [[ms, ranks] for ms, ranks in outcomes]
+def _inputs(rank: int) -> tuple[Tensor]:
+    """Milliseconds of a rank in each phase."""
+    return (torch.tensor(_WORKED[rank], device=device()),)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -105,38 +91,32 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_rows_needed,
         mistakes=(
             Mistake(
-                misconception="forgets that results are written",
-                answer=_no_results,
-                hint=(
-                    "The bytes of inputs and matrix are right. Where do the B * O results go, and "
-                    "does memory take no time for them?"
-                ),
+                "forgets that results are written",
+                _no_results,
+                "The bytes of inputs and matrix are right. Where do the B * O results go, and "
+                "does memory take no time for them?",
             ),
             Mistake(
-                misconception="counts one operation for each number of the matrix and row",
-                answer=_one_operation,
-                hint=(
-                    "That is one operation where a number of the input meets a number of the "
-                    "matrix. What happens to their product?"
-                ),
+                "counts one operation for each number of the matrix and row",
+                _one_operation,
+                "That is one operation where a number of the input meets a number of the matrix. "
+                "What happens to their product?",
             ),
             Mistake(
-                misconception="ignores inputs and outputs",
-                answer=_matrix_only,
-                hint=(
-                    "The bytes of the matrix are right. Each of the B rows brings bytes of its "
-                    "own, too: for some matrices so many that no B is enough."
-                ),
+                "ignores inputs and outputs",
+                _matrix_only,
+                "The bytes of the matrix are right. Each of the B rows brings bytes of its own, "
+                "too: for some matrices so many that no B is enough.",
             ),
             Mistake(
-                misconception="counts numbers as bytes",
-                answer=_numbers,
-                hint="The numbers that are moved are right. How many bytes has each of them?",
+                "counts numbers as bytes",
+                _numbers,
+                "The numbers that are moved are right. How many bytes has each of them?",
             ),
             Mistake(
-                misconception="rounds down",
-                answer=_rounded_down,
-                hint="At this B, memory still takes longer. B is a whole number: which is next?",
+                "rounds down",
+                _rounded_down,
+                "At this B, memory still takes longer. B is a whole number: which is next?",
             ),
         ),
         cases=(
@@ -152,28 +132,24 @@ EXERCISES: tuple[Exercise, ...] = (
         id="12.2",
         compared="on three ranks the milliseconds of the step, and whom each phase waits for",
         solution=_waited_for,
-        measure=_on_three_ranks,
+        measure=per_rank(3, _inputs),
         mistakes=(
             Mistake(
-                misconception="takes the rank that worked longest in the whole step",
-                answer=_busiest,
-                hint=(
-                    "That is the longest time of any one rank. Another rank is the slowest in "
-                    "another phase: can the busiest rank go on before it is done?"
-                ),
+                "takes the rank that worked longest in the whole step",
+                _busiest,
+                "That is the longest time of any one rank. Another rank is the slowest in another "
+                "phase: can the busiest rank go on before it is done?",
             ),
             Mistake(
-                misconception="takes the mean of the ranks",
-                answer=_mean,
-                hint="The ranks that are done early wait. For how long does the last one work?",
+                "takes the mean of the ranks",
+                _mean,
+                "The ranks that are done early wait. For how long does the last one work?",
             ),
             Mistake(
-                misconception="knows its own times only",
-                answer=_alone,
-                hint=(
-                    "These are the times of one rank, and each rank returns another answer. How "
-                    "does a rank learn the times of the others?"
-                ),
+                "knows its own times only",
+                _alone,
+                "These are the times of one rank, and each rank returns another answer. How does "
+                "a rank learn the times of the others?",
             ),
         ),
         shape="a function of (mine) that returns milliseconds and a list of ranks",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -63,36 +61,10 @@ def _distinct_rows_only(ids: Tensor, weight: Tensor) -> Tensor:
     return _rows_of(ids.unique(), weight)
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """The rows that a function returns on two ranks, and how many bytes each rank sends for them.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def run(rank: int) -> Any:
-        ids = torch.tensor(_IDS[rank], device=device())
-        weight = torch.arange(6.0, device=device()).view(3, 2) + 10 * rank
-        sent = 0
-        exchange = dist.all_to_all_single
-
-        def counted(output: Tensor, sends: Tensor, *sizes: Any, **words: Any) -> Any:
-            nonlocal sent
-            sent += sends.numel() * sends.element_size()
-            return exchange(output, sends, *sizes, **words)
-
-        dist.all_to_all_single = counted
-        try:
-            return function(ids, weight), sent
-        finally:
-            dist.all_to_all_single = exchange
-
-    outcomes = on_ranks(2, run)
-    if all(rows is ... for rows, _ in outcomes):
-        return [...]
-    if not all(isinstance(rows, Tensor) for rows, _ in outcomes):
-        raise ValueError(f"It returns {type(outcomes[0][0]).__name__}, not a tensor of rows.")
-    return [[rows.tolist(), sent] for rows, sent in outcomes]
+def _inputs(rank: int) -> tuple[Tensor, Tensor]:
+    """Ids of a rank, and its rows."""
+    weight = torch.arange(6.0, device=device()).view(3, 2) + 10 * rank
+    return torch.tensor(_IDS[rank], device=device()), weight
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -103,25 +75,20 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-3,
         mistakes=(
             Mistake(
-                misconception="trusts hashing to even everything out",
-                answer=_evened_by_hashing,
-                hint="Hashing spreads rows evenly. Can it spread the ids of a single row?",
+                "trusts hashing to even everything out",
+                _evened_by_hashing,
+                "Hashing spreads rows evenly. Can it spread the ids of a single row?",
             ),
             Mistake(
-                misconception="adds the share to the mean instead of comparing with it",
-                answer=_share_on_top,
-                hint=(
-                    "The row's 8 % are a share of all ids. What share of all ids does a rank read "
-                    "on average?"
-                ),
+                "adds the share to the mean instead of comparing with it",
+                _share_on_top,
+                "The row's 8 % are a share of all ids. What share of all ids does a rank read on "
+                "average?",
             ),
             Mistake(
-                misconception="forgets the other rows of that rank",
-                answer=_only_the_row,
-                hint=(
-                    "That is the hot row alone. The rank also has its even part of all the other "
-                    "ids."
-                ),
+                "forgets the other rows of that rank",
+                _only_the_row,
+                "That is the hot row alone. The rank also has its even part of all the other ids.",
             ),
         ),
         cases=((0.08, 8), (0.08, 512), (0.0, 64)),
@@ -131,23 +98,19 @@ EXERCISES: tuple[Exercise, ...] = (
         id="12b.2",
         compared="the rows of all ids, and the bytes that two ranks send for them",
         solution=_rows_once,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs, {"all_to_all_single": 1}),
         mistakes=(
             Mistake(
-                misconception="requests a row as often as it has the id",
-                answer=_rows_of,
-                hint=(
-                    "The rows are right, but one of them travels several times. Which ids does a "
-                    "rank have to send?"
-                ),
+                "requests a row as often as it has the id",
+                _rows_of,
+                "The rows are right, but one of them travels several times. Which ids does a rank "
+                "have to send?",
             ),
             Mistake(
-                misconception="returns the distinct rows only",
-                answer=_distinct_rows_only,
-                hint=(
-                    "Each row travels once now. The caller has more ids than that: which of the "
-                    "rows belongs to each of them?"
-                ),
+                "returns the distinct rows only",
+                _distinct_rows_only,
+                "Each row travels once now. The caller has more ids than that: which of the rows "
+                "belongs to each of them?",
             ),
         ),
         shape="a function of (ids, weight) that returns a tensor [ids, columns]",
@@ -159,36 +122,28 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=1e-3,
         mistakes=(
             Mistake(
-                misconception="takes data-parallel to be free",
-                answer=[0, 0],
-                hint=(
-                    "Nothing is sent forward. How do the copies stay equal when every rank has "
-                    "other gradients?"
-                ),
+                "takes data-parallel to be free",
+                [0, 0],
+                "Nothing is sent forward. How do the copies stay equal when every rank has other "
+                "gradients?",
             ),
             Mistake(
-                misconception="divides the gradient by the ranks",
-                answer=[448_000, 511_000 / 64],
-                hint=(
-                    "The number for 8 ranks is right. Each of 512 ranks adds up one 512th of the "
-                    "table. From how many ranks does it get that part?"
-                ),
+                "divides the gradient by the ranks",
+                [448_000, 511_000 / 64],
+                "The number for 8 ranks is right. Each of 512 ranks adds up one 512th of the "
+                "table. From how many ranks does it get that part?",
             ),
             Mistake(
-                misconception="sends the whole gradient to every other rank",
-                answer=[7 * 256_000, 511 * 256_000],
-                hint=(
-                    "No rank needs all gradients of all ranks: each rank adds up its part of the "
-                    "rows and sends the sums to the others."
-                ),
+                "sends the whole gradient to every other rank",
+                [7 * 256_000, 511 * 256_000],
+                "No rank needs all gradients of all ranks: each rank adds up its part of the rows "
+                "and sends the sums to the others.",
             ),
             Mistake(
-                misconception="forgets that the sums have to come back",
-                answer=[224_000, 255_500],
-                hint=(
-                    "That is the first half, gradients on their way to the ranks that add them. "
-                    "The sums have to reach all ranks, too."
-                ),
+                "forgets that the sums have to come back",
+                [224_000, 255_500],
+                "That is the first half, gradients on their way to the ranks that add them. The "
+                "sums have to reach all ranks, too.",
             ),
         ),
         shape="a list of two numbers of bytes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from torch import Tensor
 from tutorec.quant.packing import pack_rows, unpack_rows
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import per_rank
 from tutorec.types import DataType
 
 __all__ = ["EXERCISES"]
@@ -100,39 +99,10 @@ def _codes_only(rows: Tensor) -> Tensor:
     return _swap(_packed(rows))[:, 4:].float()
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """The rows that two ranks get from a reader's function, and the bytes that each of them sends.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return float32 of the right shape.
-    """
-
-    def send(rank: int) -> Any:
-        sent = []
-        exchange = dist.all_to_all_single
-
-        def counted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-            sent.append(input.nbytes)
-            return exchange(output, input, *args, **kwargs)
-
-        dist.all_to_all_single = counted
-        try:
-            steps = torch.arange(64.0, device=device())
-            rows = torch.stack([steps.sin() + rank, (2 + rank) * steps.cos()])
-            return function(rows), sum(sent)
-        finally:
-            dist.all_to_all_single = exchange
-
-    outcomes = on_ranks(2, send)
-    rows = [row for row, _ in outcomes]
-    if rows == [..., ...]:
-        return rows
-    for row in rows:
-        if not isinstance(row, Tensor) or row.shape != (2, 64) or row.dtype != torch.float32:
-            is_tensor = isinstance(row, Tensor)
-            description = f"{row.dtype} {list(row.shape)}" if is_tensor else type(row).__name__
-            raise ValueError(f"It returns {description}, not float32 [2, 64].")
-    return outcomes
+def _inputs(rank: int) -> tuple[Tensor]:
+    """Two rows, a message for each rank."""
+    steps = torch.arange(64.0, device=device())
+    return (torch.stack([steps.sin() + rank, (2 + rank) * steps.cos()]),)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -147,24 +117,21 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="reads a byte from the left, the high half first",
-                answer=_unpack_with(_high_first, _number),
-                hint="Neighbours have changed places. Which half of a byte was filled first?",
+                "reads a byte from the left, the high half first",
+                _unpack_with(_high_first, _number),
+                "Neighbours have changed places. Which half of a byte was filled first?",
             ),
             Mistake(
-                misconception="takes codes for signed numbers",
-                answer=_unpack_with(_signed, _number),
-                hint="Small codes are right and large ones too small. A code counts steps from the "
-                "smallest number of "
-                "the row; can it be negative?",
+                "takes codes for signed numbers",
+                _unpack_with(_signed, _number),
+                "Small codes are right and large ones too small. A code counts steps from the "
+                "smallest number of the row; can it be negative?",
             ),
             Mistake(
-                misconception="takes the bias for a zero point that counts steps",
-                answer=_unpack_with(_low_first, _bias_in_steps),
-                hint=(
-                    "You multiply the bias by the scale. The bias is already a number of the row, "
-                    "the smallest one."
-                ),
+                "takes the bias for a zero point that counts steps",
+                _unpack_with(_low_first, _bias_in_steps),
+                "You multiply the bias by the scale. The bias is already a number of the row, the "
+                "smallest one.",
             ),
         ),
         shape="a function that returns a list of numbers, two for each byte",
@@ -173,37 +140,31 @@ EXERCISES: tuple[Exercise, ...] = (
         id="13.2",
         compared="the rows that arrive on two ranks, and the 136 bytes that each of them sends",
         solution=_exchange,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs, {"all_to_all_single": 1}),
         tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="sends the rows as floats",
-                answer=_as_floats,
-                hint=(
-                    "The rows arrive without any rounding, and each rank sends 512 bytes. Where "
-                    "are they packed?"
-                ),
+                "sends the rows as floats",
+                _as_floats,
+                "The rows arrive without any rounding, and each rank sends 512 bytes. Where are "
+                "they packed?",
             ),
             Mistake(
-                misconception="rounds the rows and sends floats",
-                answer=_rounded,
-                hint=(
-                    "The right rows arrive, but each rank sends 512 bytes. What has to be sent, "
-                    "the packed row or the weights that it represents?"
-                ),
+                "rounds the rows and sends floats",
+                _rounded,
+                "The right rows arrive, but each rank sends 512 bytes. What has to be sent, the "
+                "packed row or the weights that it represents?",
             ),
             Mistake(
-                misconception="reads the codes on the grid of its own rows",
-                answer=_own_grid,
-                hint=(
-                    "The codes arrive. With which row's scale and bias do you read them, and who "
-                    "knows these two?"
-                ),
+                "reads the codes on the grid of its own rows",
+                _own_grid,
+                "The codes arrive. With which row's scale and bias do you read them, and who "
+                "knows these two?",
             ),
             Mistake(
-                misconception="takes codes for weights",
-                answer=_codes_only,
-                hint="These are the codes, 0 to 255. Which function makes weights of them?",
+                "takes codes for weights",
+                _codes_only,
+                "These are the codes, 0 to 255. Which function makes weights of them?",
             ),
         ),
         shape="a function that returns the rows that arrived, float32 [2, 64]",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -106,20 +105,12 @@ def _ids_not_moved(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tens
     return sums
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """The pooled rows that a function returns on two ranks, for the same request.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def serve(rank: int) -> Any:
-        first = 100.0 * rank
-        rows = torch.arange(first, first + 2 * _ROWS_OF_A_RANK, device=device()).view(-1, 2)
-        ids = torch.tensor(_IDS, device=device())
-        return function(rank, rows, ids, torch.tensor(_STARTS, device=device()))
-
-    return tensors_on_ranks(2, serve, "pooled rows")
+def _inputs(rank: int) -> tuple[int, Tensor, Tensor, Tensor]:
+    """The rows of a rank, and a request that both get."""
+    first = 100.0 * rank
+    rows = torch.arange(first, first + 2 * _ROWS_OF_A_RANK, device=device()).view(-1, 2)
+    ids = torch.tensor(_IDS, device=device())
+    return rank, rows, ids, torch.tensor(_STARTS, device=device())
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -150,43 +141,34 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="takes features in the order in which the batch has them",
-                answer=_request_of(_as_they_come),
-                hint="Right as long as the batch has the served order. Which numbers does the "
-                "model take for products "
-                "when `user` comes first?",
+                "takes features in the order in which the batch has them",
+                _request_of(_as_they_come),
+                "Right as long as the batch has the served order. Which numbers does the model "
+                "take for products when `user` comes first?",
             ),
             Mistake(
-                misconception="goes through the batch visitor by visitor",
-                answer=_request_of(_visitor_by_visitor),
-                hint=(
-                    "All numbers are there, visitor by visitor. A table reads all lists of one "
-                    "feature together: in which order must they be stored?"
-                ),
+                "goes through the batch visitor by visitor",
+                _request_of(_visitor_by_visitor),
+                "All numbers are there, visitor by visitor. A table reads all lists of one "
+                "feature together: in which order must they be stored?",
             ),
             Mistake(
-                misconception="sends offsets instead of lengths",
-                answer=_offsets,
-                hint=(
-                    "The ids are right. Your second list says where each list begins, and has one "
-                    "number too many. What does the request want instead?"
-                ),
+                "sends offsets instead of lengths",
+                _offsets,
+                "The ids are right. Your second list says where each list begins, and has one "
+                "number too many. What does the request want instead?",
             ),
             Mistake(
-                misconception="gives one length for each feature",
-                answer=_length_of_feature,
-                hint=(
-                    "The ids are right. From the sum of a feature's lengths nobody can tell whose "
-                    "ids they are."
-                ),
+                "gives one length for each feature",
+                _length_of_feature,
+                "The ids are right. From the sum of a feature's lengths nobody can tell whose ids "
+                "they are.",
             ),
             Mistake(
-                misconception="leaves empty lists out",
-                answer=_request_of(_without_empty),
-                hint=(
-                    "A visitor who has clicked nothing has a list, too. What happens to all lists "
-                    "that come after it?"
-                ),
+                "leaves empty lists out",
+                _request_of(_without_empty),
+                "A visitor who has clicked nothing has a list, too. What happens to all lists "
+                "that come after it?",
             ),
         ),
         shape="a function that returns two lists of numbers, values and lengths",
@@ -197,28 +179,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[10, 10, 10],
         mistakes=(
             Mistake(
-                misconception="believes that a graph keeps the state of the module",
-                answer=[10, 20, 30],
-                hint=(
-                    "That is what the module would answer. A graph records operations on `x`. Is "
-                    "`self.calls += 1` one of them?"
-                ),
+                "believes that a graph keeps the state of the module",
+                [10, 20, 30],
+                "That is what the module would answer. A graph records operations on `x`. Is "
+                "`self.calls += 1` one of them?",
             ),
             Mistake(
-                misconception="believes that the graph goes on counting where tracing stopped",
-                answer=[20, 30, 40],
-                hint=(
-                    "You are right that tracing was a call. Who would count the next ones? Print "
-                    "the graph's code."
-                ),
+                "believes that the graph goes on counting where tracing stopped",
+                [20, 30, 40],
+                "You are right that tracing was a call. Who would count the next ones? Print the "
+                "graph's code.",
             ),
             Mistake(
-                misconception="forgets that tracing runs the code once",
-                answer=[0, 0, 0],
-                hint=(
-                    "Right, nothing counts any more. What was the counter when `x * self.calls` "
-                    "was recorded?"
-                ),
+                "forgets that tracing runs the code once",
+                [0, 0, 0],
+                "Right, nothing counts any more. What was the counter when `x * self.calls` was "
+                "recorded?",
             ),
         ),
         shape="a list of three numbers",
@@ -227,32 +203,25 @@ EXERCISES: tuple[Exercise, ...] = (
         id="14.3",
         compared="the pooled rows of three bags, bit for bit the same on both ranks",
         solution=_serve,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         tolerance=0.0,
         mistakes=(
             Mistake(
-                misconception="returns the sums of its own rows",
-                answer=_own_sums,
-                hint=(
-                    "The rows of this rank are in the sums. Who adds the rows that the other rank "
-                    "has?"
-                ),
+                "returns the sums of its own rows",
+                _own_sums,
+                "The rows of this rank are in the sums. Who adds the rows that the other rank has?",
             ),
             Mistake(
-                misconception="counts the row that stands in for a row of the other rank",
-                answer=_stand_ins_counted,
-                hint=(
-                    "Both ranks add something for every id, so each id is counted twice. What "
-                    "must a rank add for an id whose row it does not have?"
-                ),
+                "counts the row that stands in for a row of the other rank",
+                _stand_ins_counted,
+                "Both ranks add something for every id, so each id is counted twice. What must a "
+                "rank add for an id whose row it does not have?",
             ),
             Mistake(
-                misconception="looks up ids of the whole table in its own half",
-                answer=_ids_not_moved,
-                hint=(
-                    "Rank 0 is right. The first row of rank 1 is row 4 of the table: which id "
-                    "does your rank 1 look up there?"
-                ),
+                "looks up ids of the whole table in its own half",
+                _ids_not_moved,
+                "Rank 0 is right. The first row of rank 1 is row 4 of the table: which id does "
+                "your rank 1 look up there?",
             ),
         ),
         shape="a function that returns a tensor [bags, columns] on each rank",

@@ -173,20 +173,16 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="asks for both messages when the forward begins",
-                answer=_one_window,
-                hint=(
-                    "The rank asks for the ids after the forward. What hides them, besides the "
-                    "backward?"
-                ),
+                "asks for both messages when the forward begins",
+                _one_window,
+                "The rank asks for the ids after the forward. What hides them, besides the "
+                "backward?",
             ),
             Mistake(
-                misconception="adds the two waits as if each stood alone",
-                answer=_both_waits,
-                hint=(
-                    "The ids go on travelling while the rank waits for the rows. How much of "
-                    "their way is left when the forward ends?"
-                ),
+                "adds the two waits as if each stood alone",
+                _both_waits,
+                "The ids go on travelling while the rank waits for the rows. How much of their "
+                "way is left when the forward ends?",
             ),
         ),
         shape="a function that returns milliseconds",
@@ -199,28 +195,22 @@ EXERCISES: tuple[Exercise, ...] = (
         measure=_what_it_does,
         mistakes=(
             Mistake(
-                misconception="waits for each message at once",
-                answer=_plain,
-                hint=(
-                    "Every batch is trained, and nothing travels meanwhile: each message is sent "
-                    "and awaited in the step of its own batch."
-                ),
+                "waits for each message at once",
+                _plain,
+                "Every batch is trained, and nothing travels meanwhile: each message is sent and "
+                "awaited in the step of its own batch.",
             ),
             Mistake(
-                misconception="sends only ids ahead",
-                answer=_ids_ahead,
-                hint=(
-                    "The ids travel while a batch is trained, the rows do not. When can the rows "
-                    "of the next batch be looked up?"
-                ),
+                "sends only ids ahead",
+                _ids_ahead,
+                "The ids travel while a batch is trained, the rows do not. When can the rows of "
+                "the next batch be looked up?",
             ),
             Mistake(
-                misconception="stops at the end of the iterator",
-                answer=_not_drained,
-                hint=(
-                    "The last two batches are not trained. Which batches are in flight when the "
-                    "iterator ends?"
-                ),
+                "stops at the end of the iterator",
+                _not_drained,
+                "The last two batches are not trained. Which batches are in flight when the "
+                "iterator ends?",
             ),
         ),
         shape="a generator of losses that trains all batches in order",

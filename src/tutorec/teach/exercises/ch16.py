@@ -168,28 +168,22 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=((12, 4), (13, 4), (1024, 32), (1_000_000, 5_000)),
         mistakes=(
             Mistake(
-                misconception="forgets the rows after the last full bucket",
-                answer=_without_the_last_quotient,
-                hint=(
-                    "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what "
-                    "is its quotient?"
-                ),
+                "forgets the rows after the last full bucket",
+                _without_the_last_quotient,
+                "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what is "
+                "its quotient?",
             ),
             Mistake(
-                misconception="takes both tables to be equally long",
-                answer=_two_remainder_tables,
-                hint=(
-                    "The remainder table has as many rows as there are buckets. What is the "
-                    "largest quotient?"
-                ),
+                "takes both tables to be equally long",
+                _two_remainder_tables,
+                "The remainder table has as many rows as there are buckets. What is the largest "
+                "quotient?",
             ),
             Mistake(
-                misconception="takes the number of buckets to be the root",
-                answer=_two_roots,
-                hint=(
-                    "That is the fewest rows that any number of buckets gives. How many does this "
-                    "number give?"
-                ),
+                "takes the number of buckets to be the root",
+                _two_roots,
+                "That is the fewest rows that any number of buckets gives. How many does this "
+                "number give?",
             ),
         ),
         shape="a function that returns one number of rows",
@@ -201,43 +195,34 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=((1, 6, 4), (1, 2, 4), (5, 1, 4), (8, 7, 4), (5, 1000, 32)),
         mistakes=(
             Mistake(
-                misconception="leaves the ids in the order in which it computes them",
-                answer=_unsorted_twin,
-                hint=(
-                    "The ids are right. For ids 1 and 2 with 4 buckets the larger one comes first: "
-                    "put them in order."
-                ),
+                "leaves the ids in the order in which it computes them",
+                _unsorted_twin,
+                "The ids are right. For ids 1 and 2 with 4 buckets the larger one comes first: "
+                "put them in order.",
             ),
             Mistake(
-                misconception="swaps the ids where they share a quotient or a remainder",
-                answer=_twin_of_distinct_pairs,
-                hint=(
-                    "Look at ids that share a quotient or a remainder, such as 1 and 2 with 4 "
-                    "buckets: in which order do you return them?"
-                ),
+                "swaps the ids where they share a quotient or a remainder",
+                _twin_of_distinct_pairs,
+                "Look at ids that share a quotient or a remainder, such as 1 and 2 with 4 "
+                "buckets: in which order do you return them?",
             ),
             Mistake(
-                misconception="returns the bag itself",
-                answer=_same_bag,
-                hint=(
-                    "This bag has the same rows in both tables. Which other two ids have these "
-                    "four rows, too?"
-                ),
+                "returns the bag itself",
+                _same_bag,
+                "This bag has the same rows in both tables. Which other two ids have these four "
+                "rows, too?",
             ),
             Mistake(
-                misconception="adds the quotient itself to the remainder",
-                answer=_quotient_times_one,
-                hint=(
-                    "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
-                    "with 4 buckets: what is done to q before r is added?"
-                ),
+                "adds the quotient itself to the remainder",
+                _quotient_times_one,
+                "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
+                "with 4 buckets: what is done to q before r is added?",
             ),
             Mistake(
-                misconception="keeps the sum of the ids",
-                answer=_same_sum_of_ids,
-                hint="The ids add up to the same number, but no table is looked up by a sum. Which "
-                "rows do these ids "
-                "read, table by table?",
+                "keeps the sum of the ids",
+                _same_sum_of_ids,
+                "The ids add up to the same number, but no table is looked up by a sum. Which "
+                "rows do these ids read, table by table?",
             ),
         ),
         shape="a function that returns a list of two ids, the smaller first",
@@ -249,28 +234,22 @@ EXERCISES: tuple[Exercise, ...] = (
         measure=_pooled,
         mistakes=(
             Mistake(
-                misconception="puts the own columns first",
-                answer=_OwnFirst,
-                hint=(
-                    "Each row has the right numbers in another order of columns. Which part comes "
-                    "last?"
-                ),
+                "puts the own columns first",
+                _OwnFirst,
+                "Each row has the right numbers in another order of columns. Which part comes "
+                "last?",
             ),
             Mistake(
-                misconception="takes the remainder for a hash",
-                answer=_Remainder,
-                hint=(
-                    "The shared row is the remainder of the id here. Which function of the "
-                    "library chooses it?"
-                ),
+                "takes the remainder for a hash",
+                _Remainder,
+                "The shared row is the remainder of the id here. Which function of the library "
+                "chooses it?",
             ),
             Mistake(
-                misconception="shares the columns that are an id's own",
-                answer=_WidthsSwapped,
-                hint=(
-                    "`own` columns are shared here, and the others are not. How wide is each of "
-                    "the two parts?"
-                ),
+                "shares the columns that are an id's own",
+                _WidthsSwapped,
+                "`own` columns are shared here, and the others are not. How wide is each of the "
+                "two parts?",
             ),
         ),
         shape="a class with `parts` and `combine`",

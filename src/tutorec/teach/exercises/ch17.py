@@ -60,35 +60,27 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_load_factor(_WEIGHTS + _STATE + _INDEX),
         mistakes=(
             Mistake(
-                misconception="leaves the optimizer's state in the file",
-                answer=_load_factor(_WEIGHTS + _INDEX),
-                hint=(
-                    "That is right for rows without state. An update also reads and writes the "
-                    "optimizer state of its row. Where must the state be?"
-                ),
+                "leaves the optimizer's state in the file",
+                _load_factor(_WEIGHTS + _INDEX),
+                "That is right for rows without state. An update also reads and writes the "
+                "optimizer state of its row. Where must the state be?",
             ),
             Mistake(
-                misconception="counts one state of Adam",
-                answer=_load_factor(_WEIGHTS + _STATE // 2 + _INDEX),
-                hint=(
-                    "The state comes with its row. How many averages does Adam keep for each "
-                    "weight?"
-                ),
+                "counts one state of Adam",
+                _load_factor(_WEIGHTS + _STATE // 2 + _INDEX),
+                "The state comes with its row. How many averages does Adam keep for each weight?",
             ),
             Mistake(
-                misconception="leaves out the index",
-                answer=_load_factor(_WEIGHTS + _STATE, row=0),
-                hint=(
-                    "The index is in memory, too: 8 bytes for each of the 40,000,000 rows, and 24 "
-                    "for each slot."
-                ),
+                "leaves out the index",
+                _load_factor(_WEIGHTS + _STATE, row=0),
+                "The index is in memory, too: 8 bytes for each of the 40,000,000 rows, and 24 for "
+                "each slot.",
             ),
             Mistake(
-                misconception="rounds up",
-                answer=_load_factor(_WEIGHTS + _STATE + _INDEX) + 0.001,
-                hint="Multiply: 0.030 x 40,000,000 rows x 1,560 bytes, and 320,000,000 bytes of "
-                "index. Is that at most "
-                "2,147,483,648?",
+                "rounds up",
+                _load_factor(_WEIGHTS + _STATE + _INDEX) + 0.001,
+                "Multiply: 0.030 x 40,000,000 rows x 1,560 bytes, and 320,000,000 bytes of index. "
+                "Is that at most 2,147,483,648?",
             ),
         ),
         shape="one number between 0 and 1",
@@ -100,21 +92,21 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=((_law(4, 1.0), 2, 1), (_law(100, 1.05), 10, 32), (_law(1000, 0.6), 200, 256)),
         mistakes=(
             Mistake(
-                misconception="takes the share of the lookups that popular rows get",
-                answer=_without_repeats,
-                hint="A row without a slot is read once for each batch that uses it. What happens "
-                "to an id that the batch repeats?",
+                "takes the share of the lookups that popular rows get",
+                _without_repeats,
+                "A row without a slot is read once for each batch that uses it. What happens to "
+                "an id that the batch repeats?",
             ),
             Mistake(
-                misconception="gives the slots to the first rows",
-                answer=_in_the_order_given,
-                hint="`p` is in any order. Which rows have the slots under LFU?",
+                "gives the slots to the first rows",
+                _in_the_order_given,
+                "`p` is in any order. Which rows have the slots under LFU?",
             ),
             Mistake(
-                misconception="leaves out the division by the ids",
-                answer=_for_each_batch,
-                hint="The sum is the number of rows that a batch reads. How many lookups does a "
-                "batch have?",
+                "leaves out the division by the ids",
+                _for_each_batch,
+                "The sum is the number of rows that a batch reads. How many lookups does a batch "
+                "have?",
             ),
         ),
         tolerance=1e-4,

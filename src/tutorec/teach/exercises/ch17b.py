@@ -40,22 +40,22 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=[_POPULAR * _PAGE, _POPULAR * _SLOT + _ROW_INDEX * _ROWS],
         mistakes=(
             Mistake(
-                misconception="counts a popular row without the rest of its page",
-                answer=[_POPULAR * _ROW, _POPULAR * _SLOT + _ROW_INDEX * _ROWS],
-                hint="The second number is right. The system keeps whole pages: how many bytes "
-                "does it keep for one row?",
+                "counts a popular row without the rest of its page",
+                [_POPULAR * _ROW, _POPULAR * _SLOT + _ROW_INDEX * _ROWS],
+                "The second number is right. The system keeps whole pages: how many bytes does it "
+                "keep for one row?",
             ),
             Mistake(
-                misconception="leaves out the index of the rows",
-                answer=[_POPULAR * _PAGE, _POPULAR * _SLOT],
-                hint="The first number is right. The index also says of each of the 10,000,000 "
-                "rows where it is.",
+                "leaves out the index of the rows",
+                [_POPULAR * _PAGE, _POPULAR * _SLOT],
+                "The first number is right. The index also says of each of the 10,000,000 rows "
+                "where it is.",
             ),
             Mistake(
-                misconception="leaves out the index of the slots",
-                answer=[_POPULAR * _PAGE, _POPULAR * (_ROW + _STATE) + _ROW_INDEX * _ROWS],
-                hint="The first number is right. A slot has 24 bytes of index beside its row and "
-                "its state.",
+                "leaves out the index of the slots",
+                [_POPULAR * _PAGE, _POPULAR * (_ROW + _STATE) + _ROW_INDEX * _ROWS],
+                "The first number is right. A slot has 24 bytes of index beside its row and its "
+                "state.",
             ),
         ),
         shape="a list of two numbers",
@@ -71,18 +71,15 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="divides the slots in proportion to the rows",
-                answer=_by_rows,
-                hint="Both tables then have the same load factor. A slot is worth the lookups of "
-                "the row in it: which "
-                "rows have the most?",
+                "divides the slots in proportion to the rows",
+                _by_rows,
+                "Both tables then have the same load factor. A slot is worth the lookups of the "
+                "row in it: which rows have the most?",
             ),
             Mistake(
-                misconception="divides the slots in proportion to the lookups",
-                answer=_by_lookups,
-                hint=(
-                    "One row with 50 lookups needs one slot. Compare single rows, not whole tables."
-                ),
+                "divides the slots in proportion to the lookups",
+                _by_lookups,
+                "One row with 50 lookups needs one slot. Compare single rows, not whole tables.",
             ),
         ),
         shape="a function that returns a whole number from 0 to slots",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -101,18 +100,9 @@ def _a_row_for_each_copy(ids: Tensor, rank: int, world_size: int, limit: int, ro
     return result
 
 
-def _on_two_ranks(answer: Any) -> list[Any]:
-    """The rows that a function gives the ids of two ranks.
-
-    Raises:
-        ValueError: It fails on a rank, or does not return a tensor.
-    """
-
-    def remap(rank: int, world_size: int) -> Any:
-        ids = torch.tensor(_IDS[rank], device=device())
-        return answer(ids, rank, world_size, _LIMIT, _TABLE_ROWS)
-
-    return tensors_on_ranks(2, remap, "rows")
+def _inputs(rank: int) -> tuple[Tensor, int, int, int, int]:
+    """Raw ids of a rank, its number, W, the limit of the ids, and the rows of the table."""
+    return torch.tensor(_IDS[rank], device=device()), rank, 2, _LIMIT, _TABLE_ROWS
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -122,38 +112,32 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=_remapped_rows(68),
         mistakes=(
             Mistake(
-                misconception="leaves out the mapping",
-                answer=_remapped_rows(0),
-                hint=(
-                    "That many rows fit if the mapping takes no memory. What does it hold for "
-                    "each row?"
-                ),
+                "leaves out the mapping",
+                _remapped_rows(0),
+                "That many rows fit if the mapping takes no memory. What does it hold for each "
+                "row?",
             ),
             Mistake(
-                misconception="counts the raw ids and nothing else of the mapping",
-                answer=_remapped_rows(8 + 36),
-                hint=(
-                    "The raw id is one of the mapping's numbers. It also holds the row, and what "
-                    "the policy needs."
-                ),
+                "counts the raw ids and nothing else of the mapping",
+                _remapped_rows(8 + 36),
+                "The raw id is one of the mapping's numbers. It also holds the row, and what the "
+                "policy needs.",
             ),
             Mistake(
-                misconception="counts the metadata of LRU",
-                answer=_remapped_rows(24 + 36),
-                hint=(
-                    "That is right for LRU or LFU, with one number of metadata. Which two numbers "
-                    "does DistanceLFU divide?"
-                ),
+                "counts the metadata of LRU",
+                _remapped_rows(24 + 36),
+                "That is right for LRU or LFU, with one number of metadata. Which two numbers "
+                "does DistanceLFU divide?",
             ),
             Mistake(
-                misconception="leaves out the index",
-                answer=_remapped_rows(32),
-                hint="That is right on a GPU, which needs no index. How large is it on a CPU?",
+                "leaves out the index",
+                _remapped_rows(32),
+                "That is right on a GPU, which needs no index. How large is it on a CPU?",
             ),
             Mistake(
-                misconception="forgets the state of the optimizer",
-                answer=_ROWS * (_ROW - 4) // (_ROW - 4 + 68),
-                hint="Row-wise Adagrad keeps a number for each row, in both tables.",
+                "forgets the state of the optimizer",
+                _ROWS * (_ROW - 4) // (_ROW - 4 + 68),
+                "Row-wise Adagrad keeps a number for each row, in both tables.",
             ),
         ),
         shape="a whole number of rows",
@@ -172,17 +156,15 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="adds up the counts of earlier batches",
-                answer=_first_sum_above,
-                hint=(
-                    "Ids that lose the competition are forgotten, with their counts. From what "
-                    "does the next batch count?"
-                ),
+                "adds up the counts of earlier batches",
+                _first_sum_above,
+                "Ids that lose the competition are forgotten, with their counts. From what does "
+                "the next batch count?",
             ),
             Mistake(
-                misconception="lets a new id win at equal counts",
-                answer=_first_equal,
-                hint="Who keeps the row at equal scores?",
+                "lets a new id win at equal counts",
+                _first_equal,
+                "Who keeps the row at equal scores?",
             ),
         ),
         shape="a function that returns the number of a batch, from 0, or -1",
@@ -191,31 +173,27 @@ EXERCISES: tuple[Exercise, ...] = (
         id="18.3",
         compared="two ranks get a row for each of their ids, from the owner of the id",
         solution=_rows_of,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         mistakes=(
             Mistake(
-                misconception="gives its own ids rows of its own",
-                answer=_own_rows,
-                hint=(
-                    "Both ranks have id 40, and it gets two rows. Which rank may decide about it?"
-                ),
+                "gives its own ids rows of its own",
+                _own_rows,
+                "Both ranks have id 40, and it gets two rows. Which rank may decide about it?",
             ),
             Mistake(
-                misconception="leaves the rows in the order in which the ids were sent",
-                answer=_in_owners_order,
-                hint=("These rows return in the order of the owners. In which order were the ids?"),
+                "leaves the rows in the order in which the ids were sent",
+                _in_owners_order,
+                "These rows return in the order of the owners. In which order were the ids?",
             ),
             Mistake(
-                misconception="counts the rows of every owner from 0",
-                answer=_from_zero,
-                hint=(
-                    "Two ids of different owners have one row. Which is the first row of rank 1?"
-                ),
+                "counts the rows of every owner from 0",
+                _from_zero,
+                "Two ids of different owners have one row. Which is the first row of rank 1?",
             ),
             Mistake(
-                misconception="gives each copy of an id a row",
-                answer=_a_row_for_each_copy,
-                hint="Id 7 occurs twice on rank 0. How many rows has it?",
+                "gives each copy of an id a row",
+                _a_row_for_each_copy,
+                "Id 7 occurs twice on rank 0. How many rows has it?",
             ),
         ),
         shape="a function that returns a tensor [ids]",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import tensors_on_ranks
+from tutorec.teach.on_ranks import per_rank
 
 __all__ = ["EXERCISES"]
 
@@ -90,21 +89,12 @@ def _samples_mixed(ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: 
     return mixed
 
 
-def _on_two_ranks(function: Any) -> list[Any]:
-    """The sums that a function returns on each of two ranks.
-
-    Raises:
-        ValueError: It fails on a rank, or returns something that is not a tensor.
-    """
-
-    def forward(rank: int) -> Any:
-        weights = 10.0 ** torch.arange(sum(_ROWS), device=device()).reshape(-1, 1)
-        starts = torch.tensor([0, *accumulate(_ROWS[:-1])], device=device())
-        ids = torch.tensor(_IDS[rank], device=device())
-        my_rows = weights[_BOUNDS[rank] : _BOUNDS[rank + 1]]
-        return function(ids, my_rows, list(_BOUNDS), starts)
-
-    return tensors_on_ranks(2, forward, "sums")
+def _inputs(rank: int) -> tuple[Tensor, Tensor, list[int], Tensor]:
+    """Ids of a rank, its rows, the bounds of both, and where each feature starts."""
+    weights = 10.0 ** torch.arange(sum(_ROWS), device=device()).reshape(-1, 1)
+    starts = torch.tensor([0, *accumulate(_ROWS[:-1])], device=device())
+    ids = torch.tensor(_IDS[rank], device=device())
+    return ids, weights[_BOUNDS[rank] : _BOUNDS[rank + 1]], list(_BOUNDS), starts
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -124,28 +114,22 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="forgets the features before",
-                answer=_forgets_features_before,
-                hint=(
-                    "Ids of the first feature are right. The bounds count the rows of all "
-                    "features, and an id counts from the first row of its own feature."
-                ),
+                "forgets the features before",
+                _forgets_features_before,
+                "Ids of the first feature are right. The bounds count the rows of all features, "
+                "and an id counts from the first row of its own feature.",
             ),
             Mistake(
-                misconception="returns the row among all rows",
-                answer=_row_of_all,
-                hint=(
-                    "The ranks are right. A rank's own rows count from 0; which of all rows is "
-                    "its first?"
-                ),
+                "returns the row among all rows",
+                _row_of_all,
+                "The ranks are right. A rank's own rows count from 0; which of all rows is its "
+                "first?",
             ),
             Mistake(
-                misconception="gives the row at a bound to the rank below",
-                answer=_bound_belongs_below,
-                hint=(
-                    "Look at the ids at a bound: a range ends before its upper bound. Which rank "
-                    "owns the row at the bound itself?"
-                ),
+                "gives the row at a bound to the rank below",
+                _bound_belongs_below,
+                "Look at the ids at a bound: a range ends before its upper bound. Which rank owns "
+                "the row at the bound itself?",
             ),
         ),
         shape="a function that returns two numbers, [rank, row]",
@@ -154,31 +138,25 @@ EXERCISES: tuple[Exercise, ...] = (
         id="19.2",
         compared="the sums of two samples on each of two ranks",
         solution=_bag,
-        measure=_on_two_ranks,
+        measure=per_rank(2, _inputs),
         mistakes=(
             Mistake(
-                misconception="adds a row for an id that it does not own",
-                answer=_clamped,
-                hint=(
-                    "Each sum has a row too many, or several. What does a rank add for an id whose "
-                    "row it does not own?"
-                ),
+                "adds a row for an id that it does not own",
+                _clamped,
+                "Each sum has a row too many, or several. What does a rank add for an id whose "
+                "row it does not own?",
             ),
             Mistake(
-                misconception="sums only the rows that are on the rank of the sample",
-                answer=_own_rows_only,
-                hint=(
-                    "The rows of your own rank are in the sums, and no others. Which ranks have "
-                    "the rest, and do they know your ids?"
-                ),
+                "sums only the rows that are on the rank of the sample",
+                _own_rows_only,
+                "The rows of your own rank are in the sums, and no others. Which ranks have the "
+                "rest, and do they know your ids?",
             ),
             Mistake(
-                misconception="adds the samples of one rank to those of the other",
-                answer=_samples_mixed,
-                hint=(
-                    "Both ranks have the same sums. Sample 0 of rank 0 and sample 0 of rank 1 are "
-                    "different samples: which partial sums belong together?"
-                ),
+                "adds the samples of one rank to those of the other",
+                _samples_mixed,
+                "Both ranks have the same sums. Sample 0 of rank 0 and sample 0 of rank 1 are "
+                "different samples: which partial sums belong together?",
             ),
         ),
         shape="a function that returns a tensor [samples, columns]",

@@ -141,28 +141,22 @@ EXERCISES: tuple[Exercise, ...] = (
         measure=_loaded,
         mistakes=(
             Mistake(
-                misconception="takes every shard to begin at the table's first row and column",
-                answer=_from_the_first_row,
-                hint=(
-                    "The second rank gets the numbers of the first. What does `shard_offsets` "
-                    "of its shards say?"
-                ),
+                "takes every shard to begin at the table's first row and column",
+                _from_the_first_row,
+                "The second rank gets the numbers of the first. What does `shard_offsets` of its "
+                "shards say?",
             ),
             Mistake(
-                misconception="takes every shard to begin at the table's first column",
-                answer=_from_the_first_column,
-                hint=(
-                    "The table that is cut by rows is right. Where do the columns of the second "
-                    "rank begin in the table that is cut by columns?"
-                ),
+                "takes every shard to begin at the table's first column",
+                _from_the_first_column,
+                "The table that is cut by rows is right. Where do the columns of the second rank "
+                "begin in the table that is cut by columns?",
             ),
             Mistake(
-                misconception="takes every table to have shards",
-                answer=_shards_only,
-                hint=(
-                    "The two tables with shards are right. Every rank has all rows of a "
-                    "replicated table, as a plain tensor: who fills it?"
-                ),
+                "takes every table to have shards",
+                _shards_only,
+                "The two tables with shards are right. Every rank has all rows of a replicated "
+                "table, as a plain tensor: who fills it?",
             ),
         ),
         shape="a function that fills the model and returns nothing",
@@ -179,31 +173,26 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="divides the medians",
-                answer=_of_medians,
-                hint=(
-                    "Each median may come from another round, a fast one or a slow one. "
-                    "What does a slow round not change?"
-                ),
+                "divides the medians",
+                _of_medians,
+                "Each median may come from another round, a fast one or a slow one. What does a "
+                "slow round not change?",
             ),
             Mistake(
-                misconception="takes the mean of the ratios",
-                answer=_mean_of_ratios,
-                hint=(
-                    "You divide round by round, as you should. One round that was disturbed "
-                    "in the middle moves your number; which kind of average does it hardly "
-                    "move?"
-                ),
+                "takes the mean of the ratios",
+                _mean_of_ratios,
+                "You divide round by round, as you should. One round that was disturbed in the "
+                "middle moves your number; which kind of average does it hardly move?",
             ),
             Mistake(
-                misconception="divides the sums",
-                answer=_of_sums,
-                hint="A slow round takes three times as long, and counts three times in a sum.",
+                "divides the sums",
+                _of_sums,
+                "A slow round takes three times as long, and counts three times in a sum.",
             ),
             Mistake(
-                misconception="divides ours by theirs",
-                answer=_inverse,
-                hint="How many times as long do *they* take?",
+                "divides ours by theirs",
+                _inverse,
+                "How many times as long do *they* take?",
             ),
         ),
         shape="a function that returns a number",

@@ -103,21 +103,21 @@ EXERCISES = (
         measure=_trained,
         mistakes=(
             Mistake(
-                misconception="a row has one owner",
-                answer=_IdsToOneHalf,
-                hint="Half of the columns of every sum are zeros. How many ranks hold a part of "
-                "an id's row, and which of them were told of it?",
+                "a row has one owner",
+                _IdsToOneHalf,
+                "Half of the columns of every sum are zeros. How many ranks hold a part of an "
+                "id's row, and which of them were told of it?",
             ),
             Mistake(
-                misconception="a bag lies in one block",
-                answer=_SumsOfOneBlock,
-                hint="Some sums are too small. The ids of a bag may lie in several blocks of rows.",
+                "a bag lies in one block",
+                _SumsOfOneBlock,
+                "Some sums are too small. The ids of a bag may lie in several blocks of rows.",
             ),
             Mistake(
-                misconception="columns come in any order",
-                answer=_HalvesSwapped,
-                hint="The numbers are right and stand in the wrong columns: even ranks hold the "
-                "left half.",
+                "columns come in any order",
+                _HalvesSwapped,
+                "The numbers are right and stand in the wrong columns: even ranks hold the left "
+                "half.",
             ),
         ),
         tolerance=1e-4,

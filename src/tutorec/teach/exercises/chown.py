@@ -33,14 +33,14 @@ EXERCISES = (
         solution=_bags,
         mistakes=(
             Mistake(
-                misconception="the click is in its own bag",
-                answer=partial(_bags, own=True),
-                hint="A bag holds the answer: the click that the model is to find.",
+                "the click is in its own bag",
+                partial(_bags, own=True),
+                "A bag holds the answer: the click that the model is to find.",
             ),
             Mistake(
-                misconception="lines are in the order of time",
-                answer=partial(_bags, sort=False),
-                hint="Some bags hold clicks that came later. Files are not always in order.",
+                "lines are in the order of time",
+                partial(_bags, sort=False),
+                "Some bags hold clicks that came later. Files are not always in order.",
             ),
         ),
         cases=(([7, 7, 8, 7], [1, 2, 3, 4], [4, 1, 2, 3], 1),),

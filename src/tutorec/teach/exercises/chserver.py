@@ -50,20 +50,16 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=((_Server(1), 10), (_Server(7), 10)),
         mistakes=(
             Mistake(
-                misconception="reads the number, and then the model",
-                answer=_number_first,
-                hint=(
-                    "Your score is that of a newer model than your number says. How often do you "
-                    "read `server.current`?"
-                ),
+                "reads the number, and then the model",
+                _number_first,
+                "Your score is that of a newer model than your number says. How often do you read "
+                "`server.current`?",
             ),
             Mistake(
-                misconception="reads the model, and then the number",
-                answer=_number_last,
-                hint=(
-                    "Your number is that of a newer model than your score. What may happen "
-                    "between two looks at `server.current`?"
-                ),
+                "reads the model, and then the number",
+                _number_last,
+                "Your number is that of a newer model than your score. What may happen between "
+                "two looks at `server.current`?",
             ),
         ),
         shape="a function that returns a pair, number and score",
