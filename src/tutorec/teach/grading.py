@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 __all__ = ["Exercise", "Mistake", "Verdict", "grade", "is_untouched", "same"]
 
@@ -83,6 +82,7 @@ def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     Tensors, lists and tuples are compared by their numbers, text without case and blanks.
 
     Example:
+        >>> import torch
         >>> (
         ...     same(torch.tensor([1, 2]), (1.0, 2.0)),
         ...     same("Gloo ", "gloo"),
@@ -93,39 +93,33 @@ def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     """
     left = _plain(left)
     right = _plain(right)
+    numbers = (int, float)
 
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
-    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right)) or (
-            left != left and right != right
-        )
+    if isinstance(left, numbers) and isinstance(right, numbers):
+        both_nan = left != left and right != right
+        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
     if isinstance(left, str) and isinstance(right, str):
         return "".join(left.casefold().split()) == "".join(right.casefold().split())
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(
-            same(a, b, tolerance) for a, b in zip(left, right, strict=True)
-        )
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(same(a, b, tolerance) for a, b in pairs)
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(
-            same(left[key], right[key], tolerance) for key in left
-        )
+        return left.keys() == right.keys() and all(same(left[k], right[k], tolerance) for k in left)
     return type(left) is type(right) and bool(left == right)
 
 
 def _plain(value: Any) -> Any:
-    """The answer with tensors, arrays and tuples turned into lists, and 0-d ones into numbers."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().tolist()
-    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+    """The answer with tensors, arrays, sets and tuples turned into lists."""
+    if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(value)
-    if isinstance(value, (set, frozenset)):
-        numbers = all(isinstance(member, (int, float)) for member in value)
-        return sorted(value) if numbers else sorted(value, key=repr)
     return value
 
 
@@ -136,15 +130,11 @@ def is_untouched(answer: Any) -> bool:
         >>> is_untouched(...), is_untouched([None, ...]), is_untouched([]), is_untouched(0)
         (True, True, False, False)
     """
-    if answer is None or answer is Ellipsis:
-        return True
     if isinstance(answer, Mapping):
         answer = list(answer.values())
-    return (
-        isinstance(answer, (list, tuple))
-        and bool(answer)
-        and all(is_untouched(item) for item in answer)
-    )
+    if isinstance(answer, list | tuple):
+        return bool(answer) and all(map(is_untouched, answer))
+    return answer is None or answer is Ellipsis
 
 
 def grade(exercise: Exercise, answer: Any) -> Verdict:
@@ -153,40 +143,30 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
     Returns:
         A verdict whose text never holds the right answer.
     """
-    label = f"exercise {exercise.id}"
-    if is_untouched(answer):
-        return Verdict(
-            "not attempted", f"{label}: not attempted. Fill in the `...` and run it again."
-        )
-    if exercise.cases is not None and not callable(answer):
-        return Verdict(
-            "wrong", f"{label}: the answer must be a function, and this is {_short(answer)}."
-        )
+    status, text = _judged(exercise, answer)
+    return Verdict(status, f"exercise {exercise.id}: {text}")
 
+
+def _judged(exercise: Exercise, answer: Any) -> tuple[str, str]:
+    """The status of an answer, and what is said about it."""
+    if is_untouched(answer):
+        return "not attempted", "not attempted. Fill in the `...` and run it again."
+    if exercise.cases is not None and not callable(answer):
+        return "wrong", f"the answer must be a function, and this is {_short(answer)}."
     try:
         observed = _observe(exercise, answer)
-    except _CaseError as error:
-        if error.untouched:
-            return Verdict(
-                "not attempted", f"{label}: not attempted. The function returns nothing yet."
-            )
-        return Verdict("wrong", f"{label}: not yet. {error}")
+    except ValueError as error:
+        return "wrong", f"not yet. {error}"
+    if observed is ...:
+        return "not attempted", "not attempted. The function returns nothing yet."
 
     right = _observe_stored(exercise, exercise.solution)
     if same(observed, right, exercise.tolerance):
-        return Verdict("right", f"{label}: right: {exercise.compared}.")
+        return "right", f"right: {exercise.compared}."
     for mistake in exercise.mistakes:
         if same(observed, _observe_stored(exercise, mistake.answer), exercise.tolerance):
-            return Verdict("hint", f"{label}: not yet. {mistake.hint}")
-    return Verdict("wrong", f"{label}: not yet. {_locate(exercise, observed, right)}")
-
-
-class _CaseError(Exception):
-    """A reader's function that failed, or returned nothing, on a case."""
-
-    def __init__(self, message: str, untouched: bool = False) -> None:
-        super().__init__(message)
-        self.untouched = untouched
+            return "hint", f"not yet. {mistake.hint}"
+    return "wrong", f"not yet. {_locate(exercise, observed, right)}"
 
 
 def _observe_stored(exercise: Exercise, answer: Any) -> Any:
@@ -197,79 +177,56 @@ def _observe_stored(exercise: Exercise, answer: Any) -> Any:
 
 
 def _observe(exercise: Exercise, answer: Any) -> Any:
-    """The answer itself, what it comes to, or what the answer, a function, returns on each case."""
-    if exercise.measure is not None:
-        try:
-            observed = exercise.measure(answer)
-        except ValueError as error:
-            raise _CaseError(str(error)) from error
-        if is_untouched(observed):
-            raise _CaseError("nothing returned", untouched=True)
-        return observed
+    """The answer itself, what it comes to, or what the answer, a function, returns on each case.
 
+    Of a stub of a function, the dots.
+
+    Raises:
+        ValueError: It cannot be judged, or fails on a case.
+    """
+    if exercise.measure is not None:
+        observed = exercise.measure(answer)
+        return ... if is_untouched(observed) else observed
     if exercise.cases is None:
         return answer
-    results = [_call(answer, case) for case in exercise.cases]
-    if all(result is None or result is Ellipsis for result in results):
-        raise _CaseError("nothing returned", untouched=True)
-    return results
 
-
-def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
-    """Call a function on a copy of the case, so that it cannot change the next call's input."""
-    try:
-        return function(*copy.deepcopy(case))
-    except Exception as error:
-        arguments = ", ".join(_short(argument) for argument in case)
-        raise _CaseError(
-            f"On ({arguments}) your function raised {type(error).__name__}: {error}"
-        ) from error
+    results = []
+    for case in exercise.cases:
+        try:
+            results.append(answer(*copy.deepcopy(case)))  # it may change its input
+        except Exception as error:
+            raise ValueError(
+                f"On {_arguments(case)} your function raised {type(error).__name__}: {error}"
+            ) from error
+    return ... if all(result is None or result is ... for result in results) else results
 
 
 def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
     """Where the answer first goes wrong, without saying what would be right there."""
-    if exercise.cases is not None:
-        for case, actual, expected in zip(exercise.cases, observed, right, strict=True):
-            if not same(actual, expected, exercise.tolerance):
-                arguments = ", ".join(_short(argument) for argument in case)
-                return (
-                    f"The smallest case that differs: on ({arguments}) your function gives "
-                    f"{_short(actual)}."
-                )
-
     expects = f" An answer here is {exercise.shape}." if exercise.shape else ""
     if exercise.measure is not None:
         return f"It comes to {_short(observed)}.{expects}"
 
     actual = _plain(observed)
-    expected = _plain(right)
-    if isinstance(actual, list) and isinstance(expected, list):
-        if len(actual) != len(expected):
-            return (
-                f"Your answer has {len(actual)} entries, and that is not the number of "
-                f"entries.{expects}"
-            )
-        wrong = [
-            i
-            for i, pair in enumerate(zip(actual, expected, strict=True))
-            if not same(*pair, exercise.tolerance)
-        ]
-        return f"Entry {wrong[0]} is the first that differs (yours: {_short(actual[wrong[0]])})."
+    if not isinstance(actual, list) or not isinstance(_plain(right), list):
+        return f"{_short(observed)} is not it.{expects}"
+    if len(actual) != len(right):
+        entries = f"Your answer has {len(actual)} entries, and that is not the number of entries."
+        return entries + expects
 
-    if isinstance(actual, dict) and isinstance(expected, dict):
-        wrong = [
-            key
-            for key in actual
-            if key not in expected or not same(actual[key], expected[key], exercise.tolerance)
-        ]
-        location = (
-            f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
-        )
-        return f"{location[0].upper()}{location[1:]}.{expects}"
-    return f"{_short(observed)} is not it.{expects}"
+    pairs = zip(actual, right, strict=True)
+    wrong = [same(*pair, exercise.tolerance) for pair in pairs].index(False)
+    if exercise.cases is None:
+        return f"Entry {wrong} is the first that differs (yours: {_short(actual[wrong])})."
+    case = _arguments(exercise.cases[wrong])
+    return f"The smallest case that differs: on {case} your function gives {_short(actual[wrong])}."
 
 
-def _short(value: Any, limit: int = 80) -> str:
-    """The value on one line of at most `limit` characters."""
+def _arguments(case: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(_short, case))})"
+
+
+def _short(value: Any) -> str:
+    """The value on one line of at most 80 characters."""
     text = " ".join(repr(_plain(value)).split())
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."

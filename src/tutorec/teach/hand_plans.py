@@ -227,26 +227,13 @@ def _checked(words: Words) -> Words:
 
     for table, word in words.items():
         sharding_type, ranks = _parts(word)
-        if sharding_type not in TYPES:
+        counts = {"table_wise": [1], "column_wise": range(1, GPUS + 1)}.get(sharding_type, [0])
+        known = sharding_type in TYPES and set(ranks) <= set(range(GPUS))
+        if not known or len(ranks) not in counts:
             raise ValueError(
-                f"{table!r} is {word!r}, and the sharding types here are {', '.join(TYPES)}."
+                f"{table!r} is {word!r}: an entry is 'row_wise', 'data_parallel', or a type with "
+                f"ranks from 0 to {GPUS - 1}, as ('table_wise', 2) and ('column_wise', 0, 1)."
             )
-        if sharding_type in ("row_wise", "data_parallel") and ranks:
-            raise ValueError(
-                f"{table!r} is {word!r}, and {sharding_type} takes all ranks: leave them out."
-            )
-        if any(rank not in range(GPUS) for rank in ranks):
-            raise ValueError(f"{table!r} is {word!r}, and the ranks are 0 to {GPUS - 1}.")
-        if sharding_type == "table_wise" and len(ranks) != 1:
-            raise ValueError(
-                f"{table!r} is {word!r}: a table that stays whole is on one rank, as "
-                "('table_wise', 2)."
-            )
-        if sharding_type == "column_wise" and not ranks:
-            raise ValueError(
-                f"{table!r} is {word!r}: say which ranks have the slices, as ('column_wise', 0, 1)."
-            )
-
     return words
 
 

@@ -1,45 +1,19 @@
-"""Sentences and tables with measured numbers, shown in the page's own font."""
+"""Tables with measured numbers, shown in the page's own font."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tutorec._text import TextTable
 from tutorec.teach.units import number
 
-__all__ = ["Prose", "say", "table"]
+__all__ = ["table"]
 
 _DIGITS = 4
 # With its unit, and a remark.
 _NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")
-
-
-@dataclass(frozen=True)
-class Prose:
-    """Markdown that a notebook shows as a cell's last expression; a terminal shows the source."""
-
-    text: str
-
-    def _repr_markdown_(self) -> str:
-        """What Jupyter and the book render."""
-        return self.text
-
-    def __repr__(self) -> str:
-        """What a terminal shows."""
-        return self.text
-
-
-def say(text: str) -> Prose:
-    """A paragraph with measured numbers: ``say(f"The lookup took {ms:.1f} ms.")``.
-
-    Example:
-        >>> say("The lookup took **2.1 ms**.")
-        The lookup took **2.1 ms**.
-    """
-    return Prose(text)
 
 
 def table(rows: Mapping[Any, Any] | Sequence[Sequence[Any]], heads: Sequence[str]) -> TextTable:

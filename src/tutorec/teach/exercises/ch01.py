@@ -9,19 +9,6 @@ from tutorec.teach.grading import Exercise, Mistake
 __all__ = ["EXERCISES"]
 
 
-def _rows_needed(ids: int, alone: float) -> float:
-    return 1 / (1 - alone ** (1 / (ids - 1)))
-
-
-def _no_collision_at_all(ids: int, alone: float) -> float:
-    """The birthday problem: rows for which no pair collides with that probability."""
-    return ids * (ids - 1) / (-2 * math.log(alone))
-
-
-def _as_if_nobody_met(ids: int, alone: float) -> float:
-    return (ids - 1) / (1 - alone)
-
-
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="01.1",
@@ -55,18 +42,18 @@ EXERCISES: tuple[Exercise, ...] = (
             "the rows for a few catalogues, from 10 ids of which half are alone to a million "
             "of which 99 % are"
         ),
-        solution=_rows_needed,
+        solution=lambda ids, alone: 1 / (1 - alone ** (1 / (ids - 1))),
         mistakes=(
             Mistake(
                 "asks that no two ids collide",
-                _no_collision_at_all,
+                lambda ids, alone: ids * (ids - 1) / (-2 * math.log(alone)),
                 "That is the birthday problem: rows for which no two ids collide at all, and they "
                 "grow with the square of the number of ids. The question is about one id: how "
                 "likely is it that no other id has its row?",
             ),
             Mistake(
                 "takes the filled share of the rows",
-                _as_if_nobody_met,
+                lambda ids, alone: (ids - 1) / (1 - alone),
                 "This counts the other ids as if no two of them shared a row. With as many rows "
                 "as ids it says that hardly any id is alone. What did the chapter measure?",
             ),

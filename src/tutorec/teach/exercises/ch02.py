@@ -8,15 +8,14 @@ from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
-OneList = Callable[[list[str], list[int], list[int], str, int], list[int]]
+Ints = list[int]
+OneList = Callable[[list[str], Ints, Ints, str, int], Ints]
 
 
 def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
     """A function that reads list number `position(f, b, F, B)`."""
 
-    def one_list(
-        keys: list[str], values: list[int], lengths: list[int], key: str, sample: int
-    ) -> list[int]:
+    def one_list(keys: list[str], values: Ints, lengths: Ints, key: str, sample: int) -> Ints:
         index = position(keys.index(key), sample, len(keys), len(lengths) // len(keys))
         start = sum(lengths[:index])
         return values[start : start + lengths[index]]
@@ -24,22 +23,18 @@ def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
     return one_list
 
 
-def _from_its_end(
-    keys: list[str], values: list[int], lengths: list[int], key: str, sample: int
-) -> list[int]:
+def _from_its_end(keys: list[str], values: Ints, lengths: Ints, key: str, sample: int) -> Ints:
     """Begins a list at its end, as a running sum without a leading zero does."""
     index = keys.index(key) * (len(lengths) // len(keys)) + sample
     start = sum(lengths[: index + 1])
     return values[start : start + lengths[index]]
 
 
-def _reorder(
-    values: list[int], lengths: list[int], features: int, order: list[int]
-) -> tuple[list[int], list[int]]:
+def _reorder(values: Ints, lengths: Ints, features: int, order: Ints) -> tuple[Ints, Ints]:
     """The batch with feature order[i] at position i."""
     samples = len(lengths) // features
-    new_values: list[int] = []
-    new_lengths: list[int] = []
+    new_values: Ints = []
+    new_lengths: Ints = []
     for feature in order:
         start = sum(lengths[: feature * samples])
         feature_lengths = lengths[feature * samples : (feature + 1) * samples]
@@ -49,25 +44,19 @@ def _reorder(
     return new_values, new_lengths
 
 
-def _lengths_alone(
-    values: list[int], lengths: list[int], features: int, order: list[int]
-) -> tuple[list[int], list[int]]:
+def _lengths_alone(values: Ints, lengths: Ints, features: int, order: Ints) -> tuple[Ints, Ints]:
     """Moves the lengths and leaves the values where they are."""
     return values, _reorder(values, lengths, features, order)[1]
 
 
-def _equal_shares(
-    values: list[int], lengths: list[int], features: int, order: list[int]
-) -> tuple[list[int], list[int]]:
+def _equal_shares(values: Ints, lengths: Ints, features: int, order: Ints) -> tuple[Ints, Ints]:
     """Gives each feature as many values as every other."""
     share = len(values) // features
     moved = [value for f in order for value in values[f * share : (f + 1) * share]]
     return moved, _reorder(values, lengths, features, order)[1]
 
 
-def _inverse_order(
-    values: list[int], lengths: list[int], features: int, order: list[int]
-) -> tuple[list[int], list[int]]:
+def _inverse_order(values: Ints, lengths: Ints, features: int, order: Ints) -> tuple[Ints, Ints]:
     """Moves the old feature i to position order[i]."""
     return _reorder(values, lengths, features, [order.index(f) for f in range(features)])
 

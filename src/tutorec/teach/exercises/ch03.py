@@ -30,16 +30,6 @@ def _one_piece_per_feature(table_rows: list[int], feature_tables: list[int], ids
     return _shifted([0, *accumulate(rows)], list(range(len(rows))), ids)
 
 
-def _from_the_end(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
-    """Begins each table where it ends."""
-    return _shifted(list(accumulate(table_rows)), feature_tables, ids)
-
-
-def _equal_tables(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
-    """Multiplies the table's number by its own rows, as if all tables were as large."""
-    return _shifted([number * rows for number, rows in enumerate(table_rows)], feature_tables, ids)
-
-
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="03.1",
@@ -117,12 +107,14 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 "begins a table at its end",
-                _from_the_end,
+                lambda rows, tables, ids: _shifted(list(accumulate(rows)), tables, ids),
                 "The first table begins at row 0. Yours begins where it should end.",
             ),
             Mistake(
                 "takes all tables to be equally large",
-                _equal_tables,
+                lambda rows, tables, ids: _shifted(
+                    [n * r for n, r in enumerate(rows)], tables, ids
+                ),
                 "t * R is right when all tables have R rows. How many rows lie before table t "
                 "when they do not?",
             ),

@@ -21,18 +21,6 @@ def _rank_and_row(identity: int, rows: int, world_size: int) -> tuple[int, int]:
     return divmod(identity, -(-rows // world_size))
 
 
-def _rounded_down(identity: int, rows: int, world_size: int) -> tuple[int, int]:
-    return divmod(identity, max(1, rows // world_size))
-
-
-def _dealt_in_turn(identity: int, rows: int, world_size: int) -> tuple[int, int]:
-    return identity % world_size, identity // world_size
-
-
-def _not_renumbered(identity: int, rows: int, world_size: int) -> tuple[int, int]:
-    return identity // -(-rows // world_size), identity
-
-
 # For each of two ranks: the ids of its three bags.
 _BAGS = ([[7, 2, 6], [], [1]], [[5], [3, 4, 4], [0]])
 # The table of one rank, which has some of the columns.
@@ -128,19 +116,19 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "rounds the rows of a rank down",
-                _rounded_down,
+                lambda identity, rows, world: divmod(identity, max(1, rows // world)),
                 "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does each "
                 "rank take?",
             ),
             Mistake(
                 "deals rows out in turn",
-                _dealt_in_turn,
+                lambda identity, rows, world: (identity % world, identity // world),
                 "That deals single rows out in turn. Row-wise gives each rank one range of "
                 "neighbouring rows.",
             ),
             Mistake(
                 "keeps the id's number",
-                _not_renumbered,
+                lambda identity, rows, world: (identity // -(-rows // world), identity),
                 "The rank is right. Each rank numbers its own rows from 0: which number has the "
                 "row there?",
             ),

@@ -49,43 +49,35 @@ def _overlaps(
     return overlaps
 
 
-def _read_state(
-    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
-) -> Tensor:
+def _read_state(stored: Stored, *region: int) -> Tensor:
     """The mean over the columns of the new shard."""
+    rows, columns = region[2:]
     state = torch.zeros(rows)
-    overlaps = _overlaps(stored, first_row, first_column, rows, columns)
-    for target, numbers, shared in overlaps:
+    for target, numbers, shared in _overlaps(stored, *region):
         state[target] += numbers * shared / columns
     return state
 
 
-def _overwritten(
-    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
-) -> Tensor:
+def _overwritten(stored: Stored, *region: int) -> Tensor:
     """As weights are read: the last stored shard wins."""
-    state = torch.zeros(rows)
-    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
+    state = torch.zeros(region[2])
+    for target, numbers, _ in _overlaps(stored, *region):
         state[target] = numbers
     return state
 
 
-def _unweighted(
-    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
-) -> Tensor:
+def _unweighted(stored: Stored, *region: int) -> Tensor:
     """The mean over stored shards, whatever their widths."""
-    state = torch.zeros(rows)
-    counts = torch.zeros(rows)
-    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
-        state[target] += numbers
+    counts = torch.zeros(region[2])
+    for target, _, _ in _overlaps(stored, *region):
         counts[target] += 1
-    return state / counts
+    return _summed(stored, *region) / counts
 
 
-def _summed(stored: Stored, first_row: int, first_column: int, rows: int, columns: int) -> Tensor:
+def _summed(stored: Stored, *region: int) -> Tensor:
     """The sum over stored shards."""
-    state = torch.zeros(rows)
-    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
+    state = torch.zeros(region[2])
+    for target, numbers, _ in _overlaps(stored, *region):
         state[target] += numbers
     return state
 
@@ -101,11 +93,6 @@ def _to_columns(shard: Tensor, row_counts: list[int]) -> Tensor:
     incoming = outgoing.new_empty(sum(row_counts), outgoing.shape[1])
     dist.all_to_all_single(incoming, outgoing, row_counts, [len(shard)] * world_size)
     return incoming
-
-
-def _own_columns(shard: Tensor, row_counts: list[int]) -> Tensor:
-    """Columns of the own rows only."""
-    return shard.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
 
 
 def _always_first(shard: Tensor, row_counts: list[int]) -> Tensor:
@@ -161,7 +148,7 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "no row leaves its rank",
-                _own_columns,
+                lambda shard, counts: shard.chunk(dist.get_world_size(), dim=1)[dist.get_rank()],
                 "Those are this rank's columns of its own rows. Where are the other rows of these "
                 "columns?",
             ),

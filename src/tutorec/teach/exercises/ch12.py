@@ -31,17 +31,9 @@ def _no_results(i: int, o: int, size: int, peak: float, bandwidth: float) -> int
     return _least(2 * i * o - ridge * size * i, ridge * size * i * o)
 
 
-def _one_operation(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
-    return _rows_needed(i, o, size, 2 * peak, bandwidth)
-
-
 def _matrix_only(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
     ridge = peak / bandwidth
     return _least(2 * i * o, ridge * size * i * o)
-
-
-def _numbers(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
-    return _rows_needed(i, o, 1, peak, bandwidth)
 
 
 def _rounded_down(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
@@ -98,7 +90,7 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 "counts one operation for each number of the matrix and row",
-                _one_operation,
+                lambda i, o, size, peak, speed: _rows_needed(i, o, size, 2 * peak, speed),
                 "That is one operation where a number of the input meets a number of the matrix. "
                 "What happens to their product?",
             ),
@@ -110,7 +102,7 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 "counts numbers as bytes",
-                _numbers,
+                lambda i, o, size, peak, speed: _rows_needed(i, o, 1, peak, speed),
                 "The numbers that are moved are right. How many bytes has each of them?",
             ),
             Mistake(

@@ -13,23 +13,6 @@ from tutorec.teach.on_ranks import per_rank
 __all__ = ["EXERCISES"]
 
 
-def _times_the_mean(share: float, world_size: int) -> float:
-    """The hottest row's share, and an even part of the rest, by the mean."""
-    return (share + (1 - share) / world_size) * world_size
-
-
-def _evened_by_hashing(share: float, world_size: int) -> float:
-    return 1.0
-
-
-def _share_on_top(share: float, world_size: int) -> float:
-    return 1.0 + share
-
-
-def _only_the_row(share: float, world_size: int) -> float:
-    return share * world_size
-
-
 _IDS = ([3, 0, 3, 3, 5, 3], [4, 3, 3, 0])  # of two ranks, for a table of 6 rows
 
 
@@ -71,23 +54,23 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="12b.1",
         compared="three tables, whose hottest rows have 8, 8 and 0 % of the ids",
-        solution=_times_the_mean,
+        solution=lambda share, world_size: (share + (1 - share) / world_size) * world_size,
         tolerance=1e-3,
         mistakes=(
             Mistake(
                 "trusts hashing to even everything out",
-                _evened_by_hashing,
+                lambda share, world_size: 1.0,
                 "Hashing spreads rows evenly. Can it spread the ids of a single row?",
             ),
             Mistake(
                 "adds the share to the mean instead of comparing with it",
-                _share_on_top,
+                lambda share, world_size: 1.0 + share,
                 "The row's 8 % are a share of all ids. What share of all ids does a rank read on "
                 "average?",
             ),
             Mistake(
                 "forgets the other rows of that rank",
-                _only_the_row,
+                lambda share, world_size: share * world_size,
                 "That is the hot row alone. The rank also has its even part of all the other ids.",
             ),
         ),

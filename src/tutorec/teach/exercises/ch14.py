@@ -124,13 +124,7 @@ EXERCISES: tuple[Exercise, ...] = (
         cases=(
             ({"product": [[7, 1], [5]], "user": [[3], [4, 1]]}, ["product", "user"]),
             (
-                {
-                    "user": [[7]],
-                    "item": [[2]],
-                    "clicked": [
-                        [],
-                    ],
-                },
+                {"user": [[7]], "item": [[2]], "clicked": [[]]},
                 ["user", "item", "clicked"],
             ),
             ({"user": [[3], [4, 1]], "product": [[7, 1], [5]]}, ["product", "user"]),

@@ -19,21 +19,17 @@ def _two_windows(backward: float, forward: float, rows: float, ids: float) -> fl
     return max(forward_ends, ids)
 
 
-def _one_window(backward: float, forward: float, rows: float, ids: float) -> float:
-    return forward + max(backward, rows, ids)
-
-
 def _both_waits(backward: float, forward: float, rows: float, ids: float) -> float:
     waits = max(0.0, rows - backward) + max(0.0, ids - backward - forward)
     return backward + forward + waits
 
 
+_Batches = Iterable[Any]
 _Send = Callable[[Any], Any]
+_Train = Callable[[Any, Any], Any]
 
 
-def _rows_ahead(
-    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
-) -> Iterator[Any]:
+def _rows_ahead(batches: _Batches, send: _Send, look_up: _Send, train: _Train) -> Iterator[Any]:
     """Rows of the next batch and ids of the one after it travel while a batch is trained."""
     source = iter(batches)
     batch = next(source, None)
@@ -51,17 +47,13 @@ def _rows_ahead(
         following = last
 
 
-def _plain(
-    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
-) -> Iterator[Any]:
+def _plain(batches: _Batches, send: _Send, look_up: _Send, train: _Train) -> Iterator[Any]:
     """Nothing travels while a batch is trained."""
     for batch in batches:
         yield train(batch, look_up(send(batch).wait()).wait())
 
 
-def _ids_ahead(
-    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
-) -> Iterator[Any]:
+def _ids_ahead(batches: _Batches, send: _Send, look_up: _Send, train: _Train) -> Iterator[Any]:
     """Only ids travel while a batch is trained."""
     source = iter(batches)
     flight = deque((batch, send(batch)) for batch in islice(source, 2))
@@ -72,9 +64,7 @@ def _ids_ahead(
         yield train(batch, rows.wait())
 
 
-def _not_drained(
-    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
-) -> Iterator[Any]:
+def _not_drained(batches: _Batches, send: _Send, look_up: _Send, train: _Train) -> Iterator[Any]:
     """Stops when the batches end, with two of them untrained."""
     flight: deque[list[Any]] = deque()
     for batch in batches:
@@ -121,43 +111,41 @@ def _arrived(value: Any, kind: str, function: str) -> _Sent:
 
 
 def _what_it_does(pipeline: Any) -> Any:
-    """For 0, 1, 2 and 5 batches: the losses, and trainings during which ids and rows travel.
+    """For 0, 1, 2 and 5 batches: the losses, and trainings during which ids and rows travel."""
+    return [_run(pipeline, count) for count in (0, 1, 2, 5)]
+
+
+def _run(pipeline: Any, count: int) -> Any:
+    """What a pipeline does with some batches; of a stub, the dots.
 
     Raises:
         ValueError: It fails, or uses what has not arrived.
     """
-    results = []
-    for count in (0, 1, 2, 5):
-        trained: list[int] = []
-        travelled: dict[tuple[str, int], int] = {}
+    trained: list[int] = []
+    travelled: dict[tuple[str, int], int] = {}
 
-        def send(batch: int, trained: Any = trained, travelled: Any = travelled) -> _Sent:
-            return _Sent(batch, "ids", trained, travelled)
+    def send(batch: int) -> _Sent:
+        return _Sent(batch, "ids", trained, travelled)
 
-        def look_up(ids: Any, trained: Any = trained, travelled: Any = travelled) -> _Sent:
-            return _Sent(_arrived(ids, "ids", "look_up").batch, "rows", trained, travelled)
+    def look_up(ids: Any) -> _Sent:
+        return _Sent(_arrived(ids, "ids", "look_up").batch, "rows", trained, travelled)
 
-        def train(batch: int, rows: Any, trained: Any = trained) -> str:
-            if _arrived(rows, "rows", "train").batch != batch:
-                raise ValueError(f"batch {batch} is trained with the rows of batch {rows.batch}.")
-            trained.append(batch)
-            return f"loss of batch {batch}"
+    def train(batch: int, rows: Any) -> str:
+        if _arrived(rows, "rows", "train").batch != batch:
+            raise ValueError(f"batch {batch} is trained with the rows of batch {rows.batch}.")
+        trained.append(batch)
+        return f"loss of batch {batch}"
 
-        try:
-            losses = pipeline(iter(range(count)), send, look_up, train)
-            losses = losses if losses is ... else list(losses)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"With {count} batches it raises {type(error).__name__}: {error}"
-            ) from error
-        if losses is ... or losses == [...]:
-            return ...
-        ids = [travelled.get(("ids", batch)) for batch in range(2, count)]
-        rows = [travelled.get(("rows", batch)) for batch in range(1, count)]
-        results.append([losses, ids, rows])
-    return results
+    try:
+        losses = pipeline(iter(range(count)), send, look_up, train)
+        losses = losses if losses is ... else list(losses)
+    except Exception as error:
+        raise ValueError(f"With {count} batches it raises {error!r}") from error
+    if losses is ... or losses == [...]:
+        return ...
+    ids = [travelled.get(("ids", batch)) for batch in range(2, count)]
+    rows = [travelled.get(("rows", batch)) for batch in range(1, count)]
+    return [losses, ids, rows]
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -174,7 +162,7 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "asks for both messages when the forward begins",
-                _one_window,
+                lambda backward, forward, rows, ids: forward + max(backward, rows, ids),
                 "The rank asks for the ids after the forward. What hides them, besides the "
                 "backward?",
             ),

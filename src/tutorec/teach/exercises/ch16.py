@@ -20,57 +20,22 @@ from tutorec.teach.grading import Exercise, Mistake
 __all__ = ["EXERCISES"]
 
 
-def _rows(table_rows: int, buckets: int) -> int:
-    """Rows of the quotient table and of the remainder table."""
-    return -(-table_rows // buckets) + buckets
-
-
-def _without_the_last_quotient(table_rows: int, buckets: int) -> int:
-    return table_rows // buckets + buckets
-
-
-def _two_remainder_tables(table_rows: int, buckets: int) -> int:
-    return 2 * buckets
-
-
-def _two_roots(table_rows: int, buckets: int) -> int:
-    return 2 * math.ceil(math.sqrt(table_rows))
-
-
-def _twin(first: int, second: int, buckets: int) -> list[int]:
-    """The two ids with the same quotients and the same remainders, paired the other way."""
-    return sorted(
-        [
-            first // buckets * buckets + second % buckets,
-            second // buckets * buckets + first % buckets,
-        ]
-    )
-
-
 def _unsorted_twin(first: int, second: int, buckets: int) -> list[int]:
-    """As `_twin`, in the order in which the ids are computed."""
+    """The two ids with the same quotients and the same remainders, paired the other way."""
     return [
         first // buckets * buckets + second % buckets,
         second // buckets * buckets + first % buckets,
     ]
 
 
+def _twin(first: int, second: int, buckets: int) -> list[int]:
+    return sorted(_unsorted_twin(first, second, buckets))
+
+
 def _twin_of_distinct_pairs(first: int, second: int, buckets: int) -> list[int]:
     """Swaps the ids' places in the bag where there is nothing to swap."""
     twin = _twin(first, second, buckets)
     return [second, first] if twin == sorted([first, second]) else twin
-
-
-def _same_bag(first: int, second: int, buckets: int) -> list[int]:
-    return sorted([first, second])
-
-
-def _quotient_times_one(first: int, second: int, buckets: int) -> list[int]:
-    return sorted([first // buckets + second % buckets, second // buckets + first % buckets])
-
-
-def _same_sum_of_ids(first: int, second: int, buckets: int) -> list[int]:
-    return sorted([first + 1, second - 1])
 
 
 class _PartlyShared(Compression):
@@ -164,24 +129,24 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="16.1",
         compared="the stored rows of four quotient-remainder tables",
-        solution=_rows,
+        solution=lambda rows, buckets: -(-rows // buckets) + buckets,
         cases=((12, 4), (13, 4), (1024, 32), (1_000_000, 5_000)),
         mistakes=(
             Mistake(
                 "forgets the rows after the last full bucket",
-                _without_the_last_quotient,
+                lambda rows, buckets: rows // buckets + buckets,
                 "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what is "
                 "its quotient?",
             ),
             Mistake(
                 "takes both tables to be equally long",
-                _two_remainder_tables,
+                lambda rows, buckets: 2 * buckets,
                 "The remainder table has as many rows as there are buckets. What is the largest "
                 "quotient?",
             ),
             Mistake(
                 "takes the number of buckets to be the root",
-                _two_roots,
+                lambda rows, buckets: 2 * math.ceil(math.sqrt(rows)),
                 "That is the fewest rows that any number of buckets gives. How many does this "
                 "number give?",
             ),
@@ -208,19 +173,19 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 "returns the bag itself",
-                _same_bag,
+                lambda first, second, buckets: sorted([first, second]),
                 "This bag has the same rows in both tables. Which other two ids have these four "
                 "rows, too?",
             ),
             Mistake(
                 "adds the quotient itself to the remainder",
-                _quotient_times_one,
+                lambda first, second, n: sorted([first // n + second % n, second // n + first % n]),
                 "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
                 "with 4 buckets: what is done to q before r is added?",
             ),
             Mistake(
                 "keeps the sum of the ids",
-                _same_sum_of_ids,
+                lambda first, second, buckets: sorted([first + 1, second - 1]),
                 "The ids add up to the same number, but no table is looked up by a sum. Which "
                 "rows do these ids read, table by table?",
             ),

@@ -25,14 +25,6 @@ def _popular(first: Sequence[int], second: Sequence[int], slots: int) -> int:
     return sum(is_first for _, is_first in sorted(rows, reverse=True)[:slots])
 
 
-def _by_rows(first: Sequence[int], second: Sequence[int], slots: int) -> int:
-    return round(slots * len(first) / (len(first) + len(second)))
-
-
-def _by_lookups(first: Sequence[int], second: Sequence[int], slots: int) -> int:
-    return round(slots * sum(first) / (sum(first) + sum(second)))
-
-
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="17b.1",
@@ -72,13 +64,13 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "divides the slots in proportion to the rows",
-                _by_rows,
+                lambda first, second, n: round(n * len(first) / (len(first) + len(second))),
                 "Both tables then have the same load factor. A slot is worth the lookups of the "
                 "row in it: which rows have the most?",
             ),
             Mistake(
                 "divides the slots in proportion to the lookups",
-                _by_lookups,
+                lambda first, second, n: round(n * sum(first) / (sum(first) + sum(second))),
                 "One row with 50 lookups needs one slot. Compare single rows, not whole tables.",
             ),
         ),

@@ -29,14 +29,6 @@ def _first_above(least: int, seen: Sequence[int]) -> int:
     return next((batch for batch, count in enumerate(seen) if count > least), -1)
 
 
-def _first_sum_above(least: int, seen: Sequence[int]) -> int:
-    return _first_above(least, list(accumulate(seen)))
-
-
-def _first_equal(least: int, seen: Sequence[int]) -> int:
-    return _first_above(least - 1, seen)
-
-
 _LIMIT = 100
 _TABLE_ROWS = 16
 _IDS = [7, 61, 7, 40], [99, 40, 50, 12, 88]  # raw ids of each rank; both have 40
@@ -157,13 +149,13 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "adds up the counts of earlier batches",
-                _first_sum_above,
+                lambda least, seen: _first_above(least, list(accumulate(seen))),
                 "Ids that lose the competition are forgotten, with their counts. From what does "
                 "the next batch count?",
             ),
             Mistake(
                 "lets a new id win at equal counts",
-                _first_equal,
+                lambda least, seen: _first_above(least - 1, seen),
                 "Who keeps the row at equal scores?",
             ),
         ),

@@ -21,7 +21,7 @@ from tutorec.distributed.sharding_plan import (
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake, is_untouched
+from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
@@ -102,8 +102,7 @@ def _loaded(answer: Callable[..., Any]) -> Any:
             result = answer(model, {name: table.clone() for name in model.state_dict()})
         return ... if result is ... else [_held(value) for value in model.state_dict().values()]
 
-    outcomes = on_ranks(2, load)
-    return ... if is_untouched(outcomes) else outcomes
+    return on_ranks(2, load)
 
 
 def _held(value: Any) -> list[Any]:
@@ -115,22 +114,6 @@ def _held(value: Any) -> list[Any]:
 
 def _paired(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return median(a / b for a, b in zip(theirs, ours, strict=True))
-
-
-def _of_medians(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return median(theirs) / median(ours)
-
-
-def _mean_of_ratios(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return mean(a / b for a, b in zip(theirs, ours, strict=True))
-
-
-def _of_sums(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return sum(theirs) / sum(ours)
-
-
-def _inverse(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return _paired(ours, theirs)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -174,24 +157,24 @@ EXERCISES: tuple[Exercise, ...] = (
         mistakes=(
             Mistake(
                 "divides the medians",
-                _of_medians,
+                lambda theirs, ours: median(theirs) / median(ours),
                 "Each median may come from another round, a fast one or a slow one. What does a "
                 "slow round not change?",
             ),
             Mistake(
                 "takes the mean of the ratios",
-                _mean_of_ratios,
+                lambda theirs, ours: mean(a / b for a, b in zip(theirs, ours, strict=True)),
                 "You divide round by round, as you should. One round that was disturbed in the "
                 "middle moves your number; which kind of average does it hardly move?",
             ),
             Mistake(
                 "divides the sums",
-                _of_sums,
+                lambda theirs, ours: sum(theirs) / sum(ours),
                 "A slow round takes three times as long, and counts three times in a sum.",
             ),
             Mistake(
                 "divides ours by theirs",
-                _inverse,
+                lambda theirs, ours: _paired(ours, theirs),
                 "How many times as long do *they* take?",
             ),
         ),
