@@ -117,7 +117,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
+        numbers = all(isinstance(member, int | float) for member in value)
+        return sorted(value, key=None if numbers else repr)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(value)
     return value
