@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tutorec._kernels.id_index import IdIndex, IdIndices, SortedIdIndex
+from tutorec._kernels.id_index import IdIndex, IdIndices
 
 SIZES = [[1], [2, 100], [29, 58, 29], [3000, 10, 1000], [100, 100]]
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -89,26 +89,3 @@ def test_an_id_that_is_there_more_than_twice_is_an_error() -> None:
     [index] = IdIndices([10]).tables
     with pytest.raises(RuntimeError, match="no slot for 1 ids"):
         index.fill(torch.tensor([5, 5, 5]), torch.tensor([0, 1, 2]))
-
-
-@pytest.mark.parametrize("kind", ["rising", "high bits", "any"])
-def test_a_sorted_index_answers_as_a_dictionary_does(kind: str) -> None:
-    index, draw = SortedIdIndex(torch.device("cpu")), random.Random(1)
-    assert index.find(torch.tensor([3, LEAST])).tolist() == [-1, -1]
-    oracle: dict[int, int] = {}
-    for _ in range(20):
-        removed = draw.sample(list(oracle), len(oracle) // 3)
-        for number in removed:
-            del oracle[number]
-        ids = [number for number in drawn(draw, 30, kind) if number not in oracle]
-        rows = [draw.randrange(1000) for _ in ids]
-        index.replace(*(torch.tensor(each, dtype=torch.int64) for each in (removed, ids, rows)))
-        oracle.update(zip(ids, rows, strict=True))
-
-        asked = [*oracle, *removed, 0, 1, -1, LEAST, MOST]
-        expected = [oracle.get(number, 77) for number in asked]
-        assert index.find(torch.tensor(asked), 77).tolist() == expected
-        assert index.nbytes == 16 * len(oracle)
-
-    index.fill(torch.tensor([MOST, LEAST]), torch.tensor([0, 1]))
-    assert index.find(torch.tensor([LEAST, MOST, *oracle])).tolist()[:2] == [1, 0]

@@ -11,7 +11,7 @@ import torch
 from modules.mc_oracle import Oracle
 
 from tutorec.fx import symbolic_trace
-from tutorec.modules import mch_module
+from tutorec.modules import mc_index
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.mc_modules import (
@@ -299,6 +299,10 @@ class Called(MCHManagedCollisionModule):
     """Of another class, so that a collection calls it instead of looking all tables up at once."""
 
 
+def hashed(ids: torch.Tensor, size: int) -> torch.Tensor:
+    return ids % size
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dtype):
     tables, _ = two_tables()
@@ -311,7 +315,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
                     LFU_EvictionPolicy(),
                     2,
                     9,
-                    lambda ids, size: ids % size,
+                    hashed,
                 )
                 for one in tables
             },
@@ -351,7 +355,7 @@ def test_index_and_sorted_search_find_the_same_rows(filled: int, monkeypatch: py
     ids = [-1, -(2**63), 0, 2**63 - 1, 7, 2**62]
     rows = []
     for indexed in (True, False):
-        monkeypatch.setattr(mch_module, "has_index", lambda _, indexed=indexed: indexed)
+        monkeypatch.setattr(mc_index, "has_index", lambda _, indexed=indexed: indexed)
         module = MCHManagedCollisionModule(6, CPU, LFU_EvictionPolicy(), 1).eval()
         module._mch_sorted_raw_ids[:filled] = torch.tensor(sorted(ids[:3] + ids[4:]))[:filled]
         rows.append(module(lists(ids))["t"].values().tolist())

@@ -1,11 +1,8 @@
 """Indices of ids: the row of many ids at once, for managed collisions, growing and hash mappings.
 
-An index is derived from the state of a mapping and is never saved. There are two of them, with the
-same methods ``fill``, ``find`` and ``replace``:
-
-- `IdIndex`, on the CPU: a cuckoo hash table in arrays. The indices of several tables share one
-  array (`IdIndices`), so that the ids of all tables are looked up in one call.
-- `SortedIdIndex`, on any device: sorted ids, which ``torch.searchsorted`` searches.
+An index is derived from the state of a mapping and is never saved. `IdIndex`, on the CPU, is a
+cuckoo hash table in arrays. The indices of several tables share one array (`IdIndices`), so that
+the ids of all tables are looked up in one call. On other devices sorted ids are searched.
 
 The slots of a cuckoo table have two halves, and an id is in one slot of the first or of the second
 half, which two hash functions choose. A lookup reads the first slot of each id, and the second slot
@@ -83,70 +80,6 @@ def search_sorted_ids(
     return torch.where(sorted_ids[position] == ids, rows[position], absent_row)
 
 
-class SortedIdIndex:
-    """The index of one table on any device: id -> row, ids in rising order, 16 bytes for each.
-
-    Args:
-        device: Where the ids are.
-
-    Example:
-        >>> index = SortedIdIndex(torch.device("cpu"))
-        >>> index.fill(torch.tensor([10**12, -1]), torch.tensor([7, 8]))
-        >>> index.replace(torch.tensor([-1]), torch.tensor([5]), torch.tensor([8]))
-        >>> index.find(torch.tensor([-1, 5, 10**12])).tolist()
-        [-1, 8, 7]
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._ids = torch.empty(0, dtype=torch.int64, device=device)
-        self._rows = torch.empty_like(self._ids)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the ids are."""
-        return self._ids.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of ids and rows."""
-        return self._ids.nbytes + self._rows.nbytes
-
-    def fill(self, ids: Tensor, rows: Tensor) -> None:
-        """Store these distinct ids [N] with their rows [N], and no others."""
-        self._ids, order = ids.sort()
-        self._rows = rows[order]
-
-    def find(self, ids: Tensor, absent_row: int = -1) -> Tensor:
-        """The row of each id [N], ``absent_row`` for an id that is not stored."""
-        if self._ids.numel() == 0:
-            return torch.full_like(ids, absent_row)
-        return search_sorted_ids(self._ids, self._rows, ids, absent_row)
-
-    def replace(self, removed: Tensor, ids: Tensor, rows: Tensor) -> None:
-        """Remove stored ids [L], and add other ids [N] with their rows [N]."""
-        if removed.numel() > 0:
-            remains = torch.ones_like(self._ids, dtype=torch.bool)
-            remains[torch.searchsorted(self._ids, removed)] = False
-            self._ids = self._ids[remains]
-            self._rows = self._rows[remains]
-
-        # Two sorted lists are merged: an id comes after those of the other list that are smaller.
-        ids, order = ids.sort()
-        position = torch.searchsorted(self._ids, ids)
-        position += torch.arange(ids.numel(), device=ids.device)
-        is_new = self._ids.new_zeros(self._ids.numel() + ids.numel(), dtype=torch.bool)
-        is_new[position] = True
-        self._ids = _merged(self._ids, ids, is_new)
-        self._rows = _merged(self._rows, rows[order], is_new)
-
-
-def _merged(old: Tensor, new: Tensor, is_new: Tensor) -> Tensor:
-    """Both lists in one [L + N], in order, the new one where ``is_new`` is true."""
-    merged = old.new_empty(is_new.numel())
-    merged.masked_scatter_(is_new, new)
-    return merged.masked_scatter_(~is_new, old)
-
-
 class IdIndex:
     """The index of one table on the CPU: id -> row.
 
@@ -163,8 +96,6 @@ class IdIndex:
         >>> index.find(torch.tensor([-1, 5, 10**12])).tolist()
         [-1, 8, 7]
     """
-
-    device = torch.device("cpu")
 
     def __init__(self, indices: "IdIndices", slots: Tensor) -> None:
         self._indices = indices

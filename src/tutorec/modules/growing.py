@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import starmap
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
 
-from tutorec._kernels.id_index import (
-    BYTES_PER_ID,
-    IdIndex,
-    IdIndices,
-    SortedIdIndex,
-    has_index,
-)
+from tutorec._kernels.id_index import search_sorted_ids
 from tutorec._kernels.memory import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import MOST_COUNTED, FrequencySketch
-from tutorec.modules.mc_base import JointLookup, ManagedCollisionModule, with_values
+from tutorec.modules.mc_base import with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
+from tutorec.modules.mc_index import IndexedMapping, Lookup
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 
 _ROW_STATES = ("_row_ids", "_counts", "_last_access_iter")
 
 
-class _Lookup(NamedTuple):
-    """Ids that were looked up in a growing mapping.
-
-    Args:
-        ids: Mixed ids [N].
-        positions: The position of each id's row in its bucket [N]; the last one without a row.
-        misses: How many ids have no row.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    misses: Tensor | int
-
-
-class GrowingManagedCollisionModule(ManagedCollisionModule):
+class GrowingManagedCollisionModule(IndexedMapping):
     """Gives each id a row once it has appeared often enough; memory follows the rows in use.
 
     Rows are assigned in order, so that a table of ``max_rows`` rows, built with
@@ -89,7 +68,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         ([1, 999], [0, 1])
     """
 
-    index_bytes = BYTES_PER_ID
+    are_ids_mixed = True
 
     _row_ids: Tensor
     _counts: Tensor
@@ -121,6 +100,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._max_rows = max_rows
         self._buckets = buckets
         self._per_bucket = per_bucket
+        self.absent_row = per_bucket - 1
         self._policy = eviction_policy or LRU_EvictionPolicy()
         self._interval = eviction_interval
         self._admit_after = admit_after
@@ -133,31 +113,18 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index: IdIndex | SortedIdIndex | None = None
         self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
-        self._last_lookup: _Lookup | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy makes an index of its own when it needs one."""
-        return {**self.__dict__, "_index": None}
+        self._sorted_rows: tuple[Tensor, Tensor] | None = None
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Mix the bits of the ids, reversibly."""
-        return with_values(features, mix_bits)
+        return with_values(features, self.hash_ids)
 
-    @torch.no_grad()
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """In training mode count the ids, admit new ones and evict."""
-        if self.training:
-            self._current_iter_tensor += 1
-            for lists in features.values():
-                lookup = self._look_up(lists.values())
-                changed = self._observe(lookup)
-                self._last_lookup = None if changed else lookup
-
-        return features
+    def hash_ids(self, ids: Tensor) -> Tensor:
+        """Mix the bits of the ids, reversibly."""
+        return mix_bits(ids)
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
@@ -192,7 +159,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return (self._per_bucket - 1 - self._used).sum().view(1)
 
     def validate_state(self) -> None:
-        """Check that the loaded ids have rows of their buckets; they are indexed when needed."""
+        """Check that the loaded ids have rows of their buckets; they are indexed when looked up."""
         boundaries = torch.tensor(self._output_segments)
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
         rows = self._counts.nonzero().view(-1)
@@ -208,10 +175,9 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
                 "this mapping: make it with as many buckets as the mapping that was stored"
             )
 
-        self._index = None
         self._waiting = []
         self._reassigned = None
-        self._last_lookup = None
+        self._sorted_rows = None
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
@@ -255,42 +221,36 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
         return shard
 
-    def _rows_of(self, ids: Tensor) -> Tensor:
-        """Row of each id in the whole table [N]; unassigned ids get their bucket's shared row."""
-        lookup = self._last_lookup
-        self._last_lookup = None
-        if lookup is None or lookup.ids is not ids:
-            lookup = self._look_up(ids)
+    def joint_settings(self) -> Hashable | None:
+        """All mappings of this class can be looked up in one call."""
+        return () if type(self) is GrowingManagedCollisionModule else None
 
-        self.counts.add(ids.numel(), lookup.misses)
-        return self._table_rows(lookup)
+    def stored_ids(self) -> Tensor:
+        """The mixed id of each row [R]."""
+        return self._row_ids
 
-    def _look_up(self, ids: Tensor) -> _Lookup:
-        index = self._index
-        is_hashed = has_index(self._row_ids)
-        if (
-            index is None
-            or isinstance(index, IdIndex) != is_hashed
-            or index.device != self._row_ids.device
-        ):
-            if is_hashed:
-                index = IdIndices([self._rows], are_mixed=True).tables[0]
-            else:
-                index = SortedIdIndex(self._row_ids.device)
-            self.use_index(index)
+    def indexed_rows(self) -> tuple[Tensor, Tensor]:
+        """The ids that have a row [U], and the position of each row in its bucket [U].
 
-        positions = index.find(ids, self._per_bucket - 1)
-        return _Lookup(ids, positions, (positions == self._per_bucket - 1).sum())
-
-    def use_index(self, index: IdIndex | SortedIdIndex) -> None:
-        """Look ids up in this index from now on.
-
-        It stores positions in buckets, not rows: in each bucket the first ones are assigned first,
-        so that an `IdIndex` of few ids is small.
+        In each bucket the first rows are assigned first, so that an index of few ids is small.
         """
         rows = self._assigned_rows()
-        index.fill(self._row_ids[rows], rows % self._per_bucket)
-        self._index = index
+        return self._row_ids[rows], rows % self._per_bucket
+
+    def search(self, ids: Tensor) -> Tensor:
+        """The position of each id's row in its bucket [N]: a binary search."""
+        if self._sorted_rows is None or self._sorted_rows[0].device != ids.device:
+            sorted_ids, order = self._row_ids[self._assigned_rows()].sort()
+            self._sorted_rows = sorted_ids, self._assigned_rows()[order] % self._per_bucket
+
+        sorted_ids, positions = self._sorted_rows
+        if sorted_ids.numel() == 0:
+            return torch.full_like(ids, self.absent_row)
+        return search_sorted_ids(sorted_ids, positions, ids, self.absent_row)
+
+    def needs_table_rows(self) -> bool:
+        """Whether the row of an id is not its position in its bucket."""
+        return self._max_rows != self._per_bucket
 
     def _assigned_rows(self) -> Tensor:
         """Rows that have an id [U]."""
@@ -301,45 +261,48 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
         return torch.cat(ranges).to(self._row_ids.device)
 
-    def _shard_rows(self, lookup: _Lookup) -> Tensor:
+    def _shard_rows(self, lookup: Lookup) -> Tensor:
         """Rows of this shard [N]."""
         if self._rows == self._per_bucket:
-            return lookup.positions
-        return self._bucket(lookup.ids) * self._per_bucket + lookup.positions
+            return lookup.rows
+        return self._bucket(lookup.ids) * self._per_bucket + lookup.rows
 
-    def _table_rows(self, lookup: _Lookup) -> Tensor:
-        """Rows of the whole table [N]."""
+    def table_rows(self, lookup: Lookup) -> Tensor:
+        """The row of each id in the whole table [N]; the shared one of its bucket without one."""
         rows = self._shard_rows(lookup)
         if self.training and lookup.misses:  # these train the shared rows
-            shared = rows[lookup.positions == self._per_bucket - 1]
+            shared = rows[lookup.rows == self.absent_row]
             self._last_access_iter[shared] = self._current_iter_tensor
 
         return rows + self.first_row if self.first_row else rows
 
-    def _observe(self, lookup: _Lookup) -> bool:
-        """Count the ids of a batch, admit and evict; returns whether ids were given rows."""
-        iteration = int(self._current_iter_tensor)
+    def observe(self, lookup: Lookup, iteration: int) -> bool:
+        """Count the ids of a batch, and admit new ones; returns whether ids were given rows."""
         rows = self._shard_rows(lookup)
-        has_row = lookup.positions != self._per_bucket - 1
+        has_row = lookup.rows != self.absent_row
         if lookup.misses:
             rows = rows[has_row]
         self._counts.index_add_(0, rows, torch.ones_like(rows))
         self._last_access_iter.index_fill_(0, rows, iteration)
 
-        changed = False
-        if lookup.misses:
-            new_ids, counts = lookup.ids[~has_row].unique(return_counts=True)
-            estimates = self._sketch.add(new_ids, counts).long()
-            admitted = estimates >= self._admit_after
-            changed = bool(admitted.any())
-            if changed:
-                self._admit(new_ids[admitted], estimates[admitted], iteration)
+        if not lookup.misses:
+            return False
 
-        if self._waiting and iteration % self._interval == 0:
-            self._evict(iteration)
-            return True
+        new_ids, counts = lookup.ids[~has_row].unique(return_counts=True)
+        estimates = self._sketch.add(new_ids, counts).long()
+        admitted = estimates >= self._admit_after
+        if not admitted.any():
+            return False
 
-        return changed
+        self._admit(new_ids[admitted], estimates[admitted], iteration)
+        return True
+
+    def compete(self, iteration: int) -> bool:
+        """Every ``eviction_interval`` iterations, let the waiting ids compete for rows."""
+        if not self._waiting or iteration % self._interval:
+            return False
+        self._evict(iteration)
+        return True
 
     def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
         """Give unassigned rows to new ids [U], in order; in a full bucket, ids wait."""
@@ -398,8 +361,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._row_ids[rows] = ids
         self._counts[rows] = counts
         self._last_access_iter[rows] = iteration
-        if self._index is not None:
-            self._index.replace(evicted_ids, ids, rows % self._per_bucket)
+        self._sorted_rows = None
+        self.update_index(evicted_ids, ids, rows % self._per_bucket)
 
         if self._reassigned is None:
             self._reassigned = rows
@@ -416,68 +379,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _bucket(self, ids: Tensor) -> Tensor:
         """Bucket of each id, counted from this shard's first."""
         return (ids & (self._buckets - 1)) - self.first_row // self._per_bucket
-
-
-class JointGrowingLookup(JointLookup):
-    """Growing mappings on the CPU whose ids are looked up in one call.
-
-    Args:
-        modules: Table name -> `GrowingManagedCollisionModule`.
-    """
-
-    module_type = GrowingManagedCollisionModule
-    ids_buffer = "_row_ids"
-
-    def __init__(self, modules: Mapping[str, Any]) -> None:
-        self._modules: list[GrowingManagedCollisionModule] = [*modules.values()]
-        sizes = [module._rows for module in self._modules]
-        shared_positions = [module._per_bucket - 1 for module in self._modules]
-        super().__init__(modules, IdIndices(sizes, shared_positions, are_mixed=True))
-
-    @torch.no_grad()
-    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
-        ids = mix_bits(ids)
-        counts = list(counts)
-        positions, misses = self._indices.find(ids, counts)
-        is_learning = any(module.training for module in self._modules)
-        if is_learning and self._observe(ids, positions, counts, misses):
-            positions, misses = self._indices.find(ids, counts)
-
-        for module, count, absent in zip(self._modules, counts, misses, strict=True):
-            module.counts.add(count, absent)
-
-        have_one_bucket = all(module._max_rows == module._per_bucket for module in self._modules)
-        if have_one_bucket and not is_learning:
-            return positions
-
-        lookups = _by_table(ids, positions, counts, misses)
-        rows = [
-            module._table_rows(lookup)
-            for module, lookup in zip(self._modules, lookups, strict=True)
-        ]
-        return torch.cat(rows)
-
-    def _observe(
-        self, ids: Tensor, positions: Tensor, counts: list[int], misses: list[int]
-    ) -> bool:
-        """Let the mappings in training mode learn; returns whether ids were given rows."""
-        changed = False
-        lookups = _by_table(ids, positions, counts, misses)
-        for module, lookup in zip(self._modules, lookups, strict=True):
-            if module.training:
-                module._current_iter_tensor += 1
-                changed |= module._observe(lookup)
-
-        return changed
-
-
-def _by_table(
-    ids: Tensor, positions: Tensor, counts: list[int], misses: list[int]
-) -> list[_Lookup]:
-    """The lookups of the tables, ``counts`` ids each."""
-    tables = zip(ids.split(counts), positions.split(counts), misses, strict=True)
-    return list(starmap(_Lookup, tables))
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:

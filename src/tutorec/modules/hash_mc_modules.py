@@ -11,12 +11,21 @@ the same table on any number of ranks, and in a served model, gives an id the sa
 # No import of annotations: TorchScript reads them from the functions.
 
 import math
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.hash_slots import Eviction, Probing, claim_slots, find_slots
+from tutorec._kernels.hash_slots import (
+    Eviction,
+    Probing,
+    claim_slots,
+    find_slots,
+    murmur_hash,
+    shared_slots,
+)
 from tutorec._validation import validation_enabled
 from tutorec.modules.hash_mc_evictions import (
     HashZchEvictionConfig,
@@ -25,7 +34,8 @@ from tutorec.modules.hash_mc_evictions import (
     get_kernel_from_policy,
 )
 from tutorec.modules.hash_mc_metrics import ScalarLogger
-from tutorec.modules.mc_base import ManagedCollisionModule, validate_loaded_state
+from tutorec.modules.mc_base import validate_loaded_state
+from tutorec.modules.mc_index import IndexedMapping, Lookup
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.layout import offsets_of_lengths
 
@@ -98,13 +108,17 @@ class TrainInputMapper(nn.Module):
         return inside if self._inference_dispatch_div_train_world_size else values, sizes, offsets
 
 
-class HashZchManagedCollisionModule(ManagedCollisionModule):
+class HashZchManagedCollisionModule(IndexedMapping):
     """A mapping of raw ids to rows by multi-probe hashing, with eviction: TorchRec's MPZCH.
 
     In training mode a batch's new ids are given rows, and every use of an id is recorded; in
     evaluation mode nothing changes. An id without a row of its own shares the row at its hash. The
     result of a batch does not depend on the order of its ids, and two runs give the same rows, on
     the CPU and on CUDA.
+
+    Ids are found by probing rows one after the other. In evaluation on the CPU a collection looks
+    them up in an index, of at most 36 bytes for each row, once as many ids as rows were probed
+    without a change of the mapping.
 
     State:
 
@@ -182,6 +196,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     _hash_zch_bucket: Tensor
     _hash_zch_runtime_meta: Tensor | None
     _evicted_indices: list[Tensor]
+    index_bytes = 0  # training needs none
+    absent_row = -1
 
     def __init__(
         self,
@@ -249,22 +265,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         )
         self._build_state()
 
-        # What mappings that are remapped in one call have in common; None: this one is remapped by
-        # itself.
-        has_own_rules = any(
-            (
-                disable_fallback,
-                self._reserved,
-                self.is_sharded,
-                self.wants_feature_lengths,
-                by_number,
-                tb_logging_frequency,
-                track_id_freq,
-                write_runtime_meta_dim,
-            )
-        )
-        is_joint = type(self) is HashZchManagedCollisionModule and not has_own_rules
-        self.joint_settings = (max_probe,) if is_joint else None
+        has_own_rules = disable_fallback or self._reserved or self.is_sharded or by_number
+        self._may_use_index = not has_own_rules and not tb_logging_frequency
+        self._probed_ids = 0
 
         self._scalar_logger = None
         is_logged = tb_logging_frequency > 0 and not is_inference and device.type != "meta"
@@ -333,11 +336,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         remapped: dict[str, JaggedTensor] = {}
         for name, feature in features.items():
             ids = feature.values().to(self._hash_zch_identities.device).long()
-            sizes: Tensor | None = None
-            offsets: Tensor | None = None
-            if self._has_many_buckets:
-                ids, sizes, offsets = self.input_mapper(ids, self._output_global_offset_tensor)
-
+            ids, sizes, offsets = self._map_to_buckets(ids)
             probing = Probing(self._max_probe, self._reserved, not self._disable_fallback)
             rows = ids
             if is_scripting():
@@ -348,6 +347,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                     rows = self._learn(feature, ids, sizes, offsets, probing, write_weights)
                 else:
                     rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
+                    self._probed_ids += ids.numel()
                     self._log(ids, rows, self._hash_zch_identities.data, None, None)
 
             lengths = feature.lengths_or_none()
@@ -378,6 +378,65 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             self._report_log()
 
         return remapped
+
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Nothing: `remap` gives new ids their rows."""
+        return features
+
+    def _map_to_buckets(self, ids: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Ids, and of each the size and first row of its bucket, or None with one bucket [N]."""
+        if not self._has_many_buckets:
+            return ids, None, None
+        return self.input_mapper(ids, self._output_global_offset_tensor)
+
+    @torch.jit.unused
+    def joint_settings(self) -> Hashable | None:
+        """Whether a collection may look ids up in the index."""
+        if type(self) is not HashZchManagedCollisionModule or not self._may_use_index:
+            return None
+        is_worth_it = not self.training and self._probed_ids >= self._zch_size
+        return () if is_worth_it else None
+
+    @torch.jit.unused
+    def stored_ids(self) -> Tensor:
+        """The id of each row [R, 1], -1 without."""
+        return self._hash_zch_identities
+
+    @torch.jit.unused
+    def indexed_rows(self) -> tuple[Tensor, Tensor]:
+        """The ids that probing finds [U], and their rows [U]."""
+        table = self._hash_zch_identities.detach()
+        rows = (table[:, 0] != -1).nonzero().view(-1)
+        ids, sizes, offsets = self._map_to_buckets(table[rows, 0])
+        probing = Probing(self._max_probe, reserved=0, fallback=False)
+        rows = rows[find_slots(ids, table, sizes, offsets, probing) == rows]
+
+        return table[rows, 0], rows
+
+    @torch.jit.unused
+    def count(self, lookups: int, misses: Tensor | int) -> None:
+        """Nothing: batches are counted in training only, where ids are probed."""
+
+    @torch.jit.unused
+    def needs_table_rows(self) -> bool:
+        """Ids that the index does not have share the row at their hash."""
+        return True
+
+    @torch.jit.unused
+    def table_rows(self, lookup: Lookup) -> Tensor:
+        """The row of each id [N]; ids that are in the index have their own."""
+        absent = (lookup.rows < 0).nonzero().view(-1)
+        ids = lookup.ids.index_select(0, absent)
+        self._refuse(lookup.table, ids, None)
+        ids, sizes, offsets = self._map_to_buckets(ids)
+        if sizes is None or offsets is None:
+            sizes = torch.full_like(ids, self._zch_size)
+            offsets = torch.zeros_like(ids)
+
+        # numpy computes a few ids sooner.
+        hashes: Any = murmur_hash(cast(Any, ids.numpy()))
+        shared: Any = shared_slots(hashes, cast(Any, sizes.numpy()), cast(Any, offsets.numpy()), 0)
+        return lookup.rows.index_copy(0, absent, torch.from_numpy(shared))
 
     @torch.jit.unused
     def is_read_only(self, name: str) -> bool:
@@ -493,6 +552,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     def validate_state(self) -> None:
         """Check that a loaded state has as many buckets; else ids would not be found."""
+        self._probed_ids = 0
         buckets = self._hash_zch_bucket
         if not buckets.is_meta and int(buckets) != self._buckets:
             raise ValueError(
@@ -565,6 +625,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         """The rows of a batch's ids; new ids are given one."""
         eviction = None
         opted_in = None
+        self._probed_ids = 0
         table = self._hash_zch_identities.detach()
         if self._eviction_module is not None and self._hash_zch_metadata is not None:
             scores, threshold = self._eviction_module(feature)

@@ -3,13 +3,12 @@
 # No import of annotations: TorchScript reads them from the functions.
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.id_index import IdIndex, IdIndices, has_index
 from tutorec._loaded import check_loaded
 from tutorec.modules.mc_report import CollisionCounts, TableCollisions
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
@@ -215,10 +214,6 @@ class ManagedCollisionModule(nn.Module):
     ) -> "ManagedCollisionModule":
         """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
 
-    def use_index(self, index: IdIndex) -> None:
-        """Look ids up in this index from now on; needed where a `JointLookup` has the class."""
-        raise NotImplementedError(f"a {type(self).__name__} has no index")
-
     def on(self, device: torch.device) -> "ManagedCollisionModule":
         """This mapping, or a copy of it on another device; from meta one without ids."""
         if self.device == device:
@@ -231,55 +226,6 @@ class ManagedCollisionModule(nn.Module):
             copy.load_state_by_row(self.state_by_row())
 
         return copy
-
-
-class JointLookup:
-    """Mappings of one class on the CPU whose ids are looked up in one call. A base class.
-
-    The indices of all mappings are parts of one `IdIndices`; each mapping keeps its own part up to
-    date.
-
-    Args:
-        modules: Table name -> mapping.
-        indices: The index of each mapping, in the same order.
-
-    Attributes:
-        module_type: The class of the mappings.
-        ids_buffer: Name of the buffer with the id of each row.
-    """
-
-    module_type: ClassVar[type[ManagedCollisionModule]]
-    ids_buffer: ClassVar[str]
-
-    def __init__(self, modules: Mapping[str, nn.Module], indices: IdIndices) -> None:
-        self._indices = indices
-        for module, index in zip(modules.values(), indices.tables, strict=True):
-            cast(ManagedCollisionModule, module).use_index(index)
-
-    @classmethod
-    def can_serve(cls, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these mappings can be looked up in one call instead of one by one."""
-        return len({*modules.values()}) == len(modules) and all(
-            type(module) is cls.module_type
-            and not module._forward_hooks
-            and not module._forward_pre_hooks
-            and has_index(vars(module)["_buffers"][cls.ids_buffer])
-            for module in modules.values()
-        )
-
-    def serves(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these are the mappings, and all use their part of the indices."""
-        tables = zip(modules.values(), self._indices.tables, strict=True)
-        return all(vars(module)["_index"] is index for module, index in tables)
-
-    @property
-    def observes(self) -> bool:
-        """Whether the mappings are given the ids one by one before they are looked up."""
-        return False
-
-    @abstractmethod
-    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
 
 
 def with_values(

@@ -12,9 +12,6 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, checked_tables
-from tutorec.modules.growing import JointGrowingLookup
-from tutorec.modules.hash_mc_joint import JointHashLookup
-from tutorec.modules.mc_base import JointLookup
 from tutorec.modules.mc_base import ManagedCollisionModule as ManagedCollisionModule
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LFU_EvictionPolicy as LFU_EvictionPolicy
@@ -28,8 +25,8 @@ from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_thr
 from tutorec.modules.mc_evictions import (
     probabilistic_threshold_filter as probabilistic_threshold_filter,
 )
+from tutorec.modules.mc_index import JointLookup
 from tutorec.modules.mc_report import CollisionReport
-from tutorec.modules.mch_module import JointMCHLookup
 from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -122,7 +119,7 @@ class ManagedCollisionCollection(nn.Module):
         }
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
-        self._joint_lookup: JointLookup | JointHashLookup | None = None
+        self._joint_lookup: JointLookup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy builds its own indices."""
@@ -275,36 +272,16 @@ class ManagedCollisionCollection(nn.Module):
     def _joint_rows(self, features: KeyedJaggedTensor) -> Tensor | None:
         """The row of each id [N] by one lookup for all tables; None if that is impossible."""
         modules = dict(self._modules_by_table())
-        lookup = self._joint_lookup_for(modules)
-        if lookup is None:
+        if not JointLookup.can_serve(modules):
             return None
 
-        ids = features.values()
-        if lookup.observes:
-            observed: list[Tensor] = []
-            tables = zip(modules.items(), self._per_table(features), strict=True)
-            for (table, module), table_features in tables:
-                lists = module.preprocess(_lists(table, module, table_features))
-                observed.append(module.profile(lists)[table].values())
-            ids = torch.cat(observed)
+        lookup = self._joint_lookup
+        if lookup is None or not lookup.serves(modules):
+            lookup = JointLookup(modules)
+            self._joint_lookup = lookup
 
         counts = segment_sums(features.length_per_key(), self._table_feature_splits)
-        rows = lookup.rows(ids, counts)
-        return rows if isinstance(lookup, JointGrowingLookup) else rows.to(features.values())
-
-    def _joint_lookup_for(
-        self, modules: dict[str, ManagedCollisionModule]
-    ) -> JointLookup | JointHashLookup | None:
-        """The lookup that serves these mappings, a new one after a change; None: one by one."""
-        for lookup_type in (JointMCHLookup, JointGrowingLookup, JointHashLookup):
-            if lookup_type.can_serve(modules):
-                lookup = self._joint_lookup
-                if not (isinstance(lookup, lookup_type) and lookup.serves(modules)):
-                    lookup = lookup_type(modules)
-                    self._joint_lookup = lookup
-                return lookup
-
-        return None
+        return lookup.rows(features.values(), counts).to(features.values().device)
 
     def _per_table(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)

@@ -3,28 +3,22 @@
 # No import of annotations: TorchScript reads them from the functions.
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
 
-from tutorec._kernels.id_index import (
-    BYTES_PER_ID,
-    IdIndex,
-    IdIndices,
-    has_index,
-    search_sorted_ids,
-)
+from tutorec._kernels.id_index import search_sorted_ids
 from tutorec.fx.utils import is_fx_symbolic_tracing
-from tutorec.modules.mc_base import JointLookup, ManagedCollisionModule, with_values
+from tutorec.modules.mc_base import with_values
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
+from tutorec.modules.mc_index import IndexedMapping, Lookup
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
 NO_ID = torch.iinfo(torch.int64).max
 
 
-class MCHManagedCollisionModule(ManagedCollisionModule):
+class MCHManagedCollisionModule(IndexedMapping):
     """Ids that a policy chooses have rows of their own; all other ids share the last row.
 
     Every ``eviction_interval`` iterations in training mode the ids seen since the last time compete
@@ -69,7 +63,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     """
 
     row_ids = "_mch_sorted_raw_ids"
-    index_bytes = BYTES_PER_ID
 
     _mch_sorted_raw_ids: Tensor
     _mch_remapped_ids_mapping: Tensor
@@ -106,6 +99,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._name = name
         self._zch_size = zch_size
         self._rows = rows
+        self.first_row = rows.start
+        self.absent_row = zch_size - 1
         self._output_segments = segments
         self._eviction_policy = eviction_policy
         self._eviction_interval = eviction_interval
@@ -122,52 +117,44 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
                 buffer = torch.zeros(zch_size, dtype=torch.int64, device=device)
                 self.register_buffer(f"_mch_{info.metadata_name}", buffer)
 
-        self._current_iter = -1
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._evicted_rows: Tensor | None = None
-        self._index: IdIndex | None = None
-        self._indexed_version: tuple[int, int, int] | None = None
 
     @property
     def is_traced_whole(self) -> bool:
         """Whether its call is one call in a traced graph; in eval mode its parts are."""
         return self.training
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy makes an index of its own when it needs one."""
-        return {**self.__dict__, "_index": None}
-
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Raw ids -> what ``input_hash_func`` makes of them."""
         if self._input_hash_func is None:
             return features
-        hashed = self._input_hash_func
-        return with_values(features, lambda ids: hashed(ids, self._input_hash_size))
+        return with_values(features, self.hash_ids)
 
-    @torch.no_grad()
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """In training mode record the ids; every ``eviction_interval`` batches, evict."""
-        if not self.training:
-            return features
+    def hash_ids(self, ids: Tensor) -> Tensor:
+        """Raw ids -> what ``input_hash_func`` makes of them [N]."""
+        if self._input_hash_func is None:
+            return ids
+        return self._input_hash_func(ids, self._input_hash_size)
 
-        if self._current_iter < 0:
-            self._current_iter = int(self._current_iter_tensor)
+    def observe(self, lookup: Lookup, iteration: int) -> bool:
+        """Record the ids of a batch until they compete."""
+        ids = lookup.ids.clone()
+        metadata: dict[str, Tensor] = {}
+        for info in self._eviction_policy.metadata_info:
+            if info.is_history_metadata:
+                metadata[info.metadata_name] = torch.empty_like(ids)
 
-        self._current_iter += 1
-        self._current_iter_tensor += 1
-        policy = self._eviction_policy
-        recorded = [info.metadata_name for info in policy.metadata_info if info.is_history_metadata]
+        self._eviction_policy.record_history_metadata(iteration, ids, metadata)
+        self._history.append((ids, metadata))
+        return False
 
-        for lists in features.values():
-            ids = lists.values().to(torch.int64, copy=True)
-            metadata = {name: torch.empty_like(ids) for name in recorded}
-            policy.record_history_metadata(self._current_iter, ids, metadata)
-            self._history.append((ids, metadata))
-
-        if self._current_iter % self._eviction_interval == 0:
-            self._evict_by_score()
-
-        return features
+    def compete(self, iteration: int) -> bool:
+        """Every ``eviction_interval`` iterations, let the recorded ids compete for rows."""
+        if iteration % self._eviction_interval:
+            return False
+        self._evict_by_score(iteration)
+        return True
 
     def remap(
         self,
@@ -222,7 +209,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self._output_segments
         )
         self._output_segments_tensor[len(self._output_segments) :] = -1
-        self._current_iter = -1
         self._history = []
         self._sort()
         raw = self._mch_sorted_raw_ids
@@ -248,7 +234,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """Load what `state_by_row` of a mapping onto the same rows returned."""
         super().load_state_by_row(state)
         self._mch_remapped_ids_mapping.copy_(torch.arange(self._rows.start, self._rows.stop))
-        self._current_iter = -1
         self._history = []
         self._evicted_rows = None
         self._sort()
@@ -275,68 +260,38 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _metadata(self) -> dict[str, Tensor]:
         """The policy's metadata of the id of each row [R], in the order of the ids."""
-        infos = self._eviction_policy.metadata_info
         return {
-            info.metadata_name: getattr(self, f"_mch_{info.metadata_name}")
-            for info in infos
+            info.metadata_name: self.get_buffer(f"_mch_{info.metadata_name}")
+            for info in self._eviction_policy.metadata_info
             if info.is_mch_metadata
         }
 
-    def _find(self, ids: Tensor) -> Tensor:
-        """The row of each id [N], below 0 for an id without one."""
-        sorted_ids, rows = self._ids_and_rows()
-        if not has_index(sorted_ids):
-            return _search(sorted_ids, rows, ids, -1)
+    def joint_settings(self) -> Hashable | None:
+        """What mappings that are looked up in one call have in common."""
+        if type(self) is not MCHManagedCollisionModule:
+            return None
+        return self._input_hash_func, self._input_hash_size
 
-        if self._index is None:
-            self.use_index(IdIndices([self._zch_size]).tables[0])
-        index = self._refresh_index()
-        rows = index.find(ids)
+    def stored_ids(self) -> Tensor:
+        """The id of each row [R], rising; ``NO_ID`` for an open row."""
+        return self._mch_sorted_raw_ids
 
-        return torch.where(rows < 0, rows, rows + self._rows.start) if self._rows.start else rows
-
-    def use_index(self, index: IdIndex) -> None:
-        """Look ids up in this index from now on; it is filled before the next lookup."""
-        self._index = index
-        self._indexed_version = None
-
-    def _refresh_index(self) -> IdIndex:
-        """Fill the index again if the mapping has changed since."""
-        index = self._index
-        assert index is not None, "use_index comes before _refresh_index"
-        version = self._mapping_version()
-        if self._indexed_version == version:
-            return index
-
+    def indexed_rows(self) -> tuple[Tensor, Tensor]:
+        """The ids that have a row [U], and their rows, counted from the first of this shard [U]."""
         occupied = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
         # Frequent ids come last, and get their first slots.
         for metadata in [*self._metadata().values()][:1]:
             occupied = occupied[metadata[occupied].argsort(stable=True)]
 
-        rows = self._mch_remapped_ids_mapping[occupied] - self._rows.start
-        index.fill(self._mch_sorted_raw_ids[occupied], rows)
-        self._indexed_version = version
-        return index
+        rows = self._mch_remapped_ids_mapping[occupied] - self.first_row
+        return self._mch_sorted_raw_ids[occupied], rows
 
-    def _mapping_version(self) -> tuple[int, int, int]:
-        """A value that differs after each change of the mapping, from outside, too."""
-        raw, rows = self._ids_and_rows()
-        return raw.data_ptr(), raw._version, rows._version
+    def search(self, ids: Tensor) -> Tensor:
+        """The row of each id, counted from the first of this shard [N]: a binary search."""
+        rows = self._mch_remapped_ids_mapping - self.first_row
+        return _search(self._mch_sorted_raw_ids, rows, ids, self.absent_row)
 
-    def _ids_and_rows(self) -> tuple[Tensor, Tensor]:
-        """Two buffers, in a tenth of the time that attributes of a module take."""
-        buffers = vars(self)["_buffers"]
-        return buffers["_mch_sorted_raw_ids"], buffers["_mch_remapped_ids_mapping"]
-
-    @torch.no_grad()
-    def _rows_of(self, ids: Tensor) -> Tensor:
-        """The row of each id [N]; the last one for an id that has none."""
-        rows = self._find(ids.long())
-        has_row = rows >= 0
-        self.counts.add(len(rows), (~has_row).sum())
-        return torch.where(has_row, rows, self._rows.stop - 1).to(ids.dtype)
-
-    def _evict_by_score(self) -> None:
+    def _evict_by_score(self, iteration: int) -> None:
         """Let the recorded ids compete with the ids that have a row."""
         policy = self._eviction_policy
         history = self._history
@@ -353,7 +308,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             admitted = policy._threshold_filtering_func(counts)[0]
 
         metadata = policy.coalesce_history_metadata(
-            self._current_iter, metadata, counts, inverse, threshold_mask=admitted
+            iteration, metadata, counts, inverse, threshold_mask=admitted
         )
         if admitted is not None:
             ids = ids[admitted]
@@ -361,22 +316,22 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
         order = torch.argsort(counts, descending=True, stable=True)
         ids = ids[order]
-        rows = self._find(ids)
-        has_row = rows >= 0
+        rows = self.look_up(ids).rows
+        has_row = rows != self.absent_row
 
         # Where the id of each row is among the sorted ids.
         position = torch.empty_like(self._mch_remapped_ids_mapping)
-        position[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(
+        position[self._mch_remapped_ids_mapping - self.first_row] = torch.arange(
             self._zch_size, device=position.device
         )
 
         evicted, selected = policy.update_metadata_and_generate_eviction_scores(
-            self._current_iter,
+            iteration,
             self._zch_size,
             order,
             counts[order],
             has_row,
-            position[rows[has_row] - self._rows.start],
+            position[rows[has_row]],
             self._metadata(),
             metadata,
         )
@@ -384,7 +339,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _assign(self, positions: Tensor, ids: Tensor) -> None:
         """Give the rows at these positions of the sorted ids [U] to other ids."""
-        index = self._index if self._indexed_version == self._mapping_version() else None
         rows = self._mch_remapped_ids_mapping[positions]
         evicted_ids = self._mch_sorted_raw_ids[positions]
         evicted_ids = evicted_ids[evicted_ids != NO_ID]
@@ -396,9 +350,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self._evicted_rows = torch.cat([self._evicted_rows, rows]).unique()
 
         self._sort()
-        if index is not None:
-            index.replace(evicted_ids, ids, rows - self._rows.start)
-            self._indexed_version = self._mapping_version()
+        self.update_index(evicted_ids, ids, rows - self.first_row)
 
     def _sort(self) -> None:
         """Sort the ids, and all states of rows in the same order."""
@@ -442,42 +394,3 @@ def rows_by_search(
         )
 
     return remapped
-
-
-class JointMCHLookup(JointLookup):
-    """Mappings by policy on the CPU whose ids are looked up in one call.
-
-    Args:
-        modules: Table name -> `MCHManagedCollisionModule`.
-    """
-
-    module_type = MCHManagedCollisionModule
-    ids_buffer = "_mch_sorted_raw_ids"
-
-    def __init__(self, modules: Mapping[str, Any]) -> None:
-        self._modules: list[MCHManagedCollisionModule] = [*modules.values()]
-        super().__init__(modules, IdIndices([module.output_size() for module in self._modules]))
-        self._first_rows = torch.tensor([module._rows.start for module in self._modules])
-        self._are_shards = bool(self._first_rows.any())
-
-    @property
-    def observes(self) -> bool:
-        """Whether the mappings are given the ids one by one before they are looked up."""
-        return any(
-            module.training or module._input_hash_func is not None for module in self._modules
-        )
-
-    @torch.no_grad()
-    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
-        for module in self._modules:
-            module._refresh_index()
-
-        rows, misses = self._indices.find(ids.long(), counts)
-        if self._are_shards:
-            rows += self._first_rows.repeat_interleave(torch.tensor(counts))
-
-        for module, count, absent in zip(self._modules, counts, misses, strict=True):
-            module.counts.add(count, absent)
-
-        return rows
