@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
-
 from tutorec.distributed.collectives.kjt import ArrivedIds
-from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from tutorec.distributed.mc_embedding_modules import (
@@ -21,7 +18,6 @@ from tutorec.distributed.mc_modules import (
     as_batch,
     rank_major,
 )
-from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 
 # TorchRec has a class of its own for each collection; one holds what both need.
@@ -96,17 +92,4 @@ class ManagedCollisionEmbeddingCollectionSharder(
             ec_sharder or EmbeddingCollectionSharder(fused_params, qcomm_codecs_registry),
             mc_sharder or ManagedCollisionCollectionSharder(),
             qcomm_codecs_registry,
-        )
-
-    def shard(
-        self,
-        module: ManagedCollisionEmbeddingCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedManagedCollisionEmbeddingCollection:
-        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
-        return ShardedManagedCollisionEmbeddingCollection(
-            module, params, self.e_sharder, self.mc_sharder, env, device
         )

@@ -234,6 +234,18 @@ class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
             if sharding_type in known
         ]
 
+    def shard(
+        self,
+        module: M,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        sharded_class: Any = self.sharded_class
+        return sharded_class(module, params, self.e_sharder, self.mc_sharder, env, device)
+
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Kernels whose optimizer runs in backward: its state is reset with reassigned rows."""
         kernels: Sequence[str] = self.e_sharder.compute_kernels(sharding_type, compute_device_type)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
-
-from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import KJTList
 from tutorec.distributed.embeddingbag import (
@@ -22,7 +19,6 @@ from tutorec.distributed.mc_modules import (
     ManagedCollisionCollectionContext,
     ManagedCollisionCollectionSharder,
 )
-from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
 # TorchRec has a class of its own for each collection; one holds what both need.
@@ -79,17 +75,4 @@ class ManagedCollisionEmbeddingBagCollectionSharder(
             ebc_sharder or EmbeddingBagCollectionSharder(fused_params, qcomm_codecs_registry),
             mc_sharder or ManagedCollisionCollectionSharder(),
             qcomm_codecs_registry,
-        )
-
-    def shard(
-        self,
-        module: ManagedCollisionEmbeddingBagCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedManagedCollisionEmbeddingBagCollection:
-        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
-        return ShardedManagedCollisionEmbeddingBagCollection(
-            module, params, self.e_sharder, self.mc_sharder, env, device
         )

@@ -249,8 +249,8 @@ class GrowingManagedCollisionModule(IndexedMapping):
         return search_sorted_ids(sorted_ids, positions, ids, self.absent_row)
 
     def needs_table_rows(self) -> bool:
-        """Whether the row of an id is not its position in its bucket."""
-        return self._max_rows != self._per_bucket
+        """Whether positions in buckets are not rows, or the use of shared rows is recorded."""
+        return self.training or self._max_rows != self._per_bucket
 
     def _assigned_rows(self) -> Tensor:
         """Rows that have an id [U]."""

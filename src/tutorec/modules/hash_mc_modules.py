@@ -225,8 +225,11 @@ class HashZchManagedCollisionModule(IndexedMapping):
         write_runtime_meta_dim: int = 0,
         persist_hash_zch_bucket: bool = True,
     ) -> None:
+        options = dict(locals())
+        del options["self"], options["__class__"]
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
+        self._options = options
         self._zch_size = zch_size
         self._max_probe = max_probe
         self._buckets = total_num_buckets
@@ -243,8 +246,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
         self._percent_reserved_slots = percent_reserved_slots
         self._track_id_freq = track_id_freq
         self._write_runtime_meta_dim = write_runtime_meta_dim
-        self._tb_logging_frequency = tb_logging_frequency
-        self._persists_bucket = persist_hash_zch_bucket
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
         self._check()
 
@@ -263,7 +264,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         self.wants_feature_lengths = (
             eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
         )
-        self._build_state()
+        self._build_state(persist_hash_zch_bucket)
 
         has_own_rules = disable_fallback or self._reserved or self.is_sharded or by_number
         self._may_use_index = not has_own_rules and not tb_logging_frequency
@@ -288,7 +289,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
             self.reset_inference_mode()
 
     @torch.jit.unused
-    def _build_state(self) -> None:
+    def _build_state(self, persists_bucket: bool) -> None:
         """The tensors of a mapping without ids."""
         rows = self._zch_size
         device = self._device
@@ -305,7 +306,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
             self._hash_zch_runtime_meta = nn.Parameter(numbers, requires_grad=False)
 
         self.register_buffer(
-            self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=self._persists_bucket
+            self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persists_bucket
         )
         self._evicted_indices = []
         self.register_load_state_dict_pre_hook(_leave_out_scores)
@@ -522,33 +523,16 @@ class HashZchManagedCollisionModule(IndexedMapping):
                 "multiple of the number of ranks"
             )
 
-        return type(self)(
-            zch_size=end - first,
-            device=device or self.device,
-            total_num_buckets=self._buckets,
-            max_probe=self._max_probe,
-            input_hash_size=self._input_hash_size,
-            output_segments=self._output_segments,
-            is_inference=self._is_inference,
-            name=self._name,
-            tb_logging_frequency=self._tb_logging_frequency,
-            eviction_policy_name=self._eviction_policy_name_copy,
-            eviction_config=self._eviction_config,
-            inference_dispatch_div_train_world_size=(
-                self.input_mapper._inference_dispatch_div_train_world_size
-            ),
-            start_bucket=self._output_segments.index(first),
-            end_bucket=self._output_segments.index(end),
-            opt_in_prob=self._opt_in_prob,
-            percent_reserved_slots=self._percent_reserved_slots,
-            disable_fallback=self._disable_fallback,
-            track_id_freq=self._track_id_freq,
-            read_only_suffix=self._read_only_suffix,
-            enable_per_feature_lookups=self._enable_per_feature_lookups,
-            no_bag=self._no_bag,
-            write_runtime_meta_dim=self._write_runtime_meta_dim,
-            persist_hash_zch_bucket=self._persists_bucket,
-        )
+        options = {
+            **self._options,
+            "zch_size": end - first,
+            "device": device or self.device,
+            "output_segments": self._output_segments,
+            "is_inference": self._is_inference,
+            "start_bucket": self._output_segments.index(first),
+            "end_bucket": self._output_segments.index(end),
+        }
+        return type(self)(**options)
 
     def validate_state(self) -> None:
         """Check that a loaded state has as many buckets; else ids would not be found."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -10,8 +11,6 @@ from torch import nn
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
     checked_tables,
 )
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -30,51 +29,8 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-def _check_method(zch_method: str) -> None:
-    if zch_method not in ("mpzch", "sort_zch"):
-        raise NotImplementedError(
-            f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
-        )
-
-
-def _build_mappings(
-    owner: str,
-    tables: Sequence[BaseEmbeddingConfig],
-    input_hash_size: int,
-    device: torch.device,
-    eviction_interval: int,
-    zch_method: str,
-    buckets: int,
-    max_probe: int | None,
-) -> ManagedCollisionCollection:
-    """The mappings of the tables of an adapter."""
-    configs = checked_tables(owner, tables, BaseEmbeddingConfig)
-    mappings: dict[str, ManagedCollisionModule] = {}
-    for config in configs:
-        rows = config.num_embeddings
-        if zch_method == "sort_zch":
-            mappings[config.name] = MCHManagedCollisionModule(
-                rows, device, DistanceLFU_EvictionPolicy(), eviction_interval, input_hash_size
-            )
-        else:
-            mappings[config.name] = HashZchManagedCollisionModule(
-                rows,
-                device,
-                total_num_buckets=buckets,
-                max_probe=min(max_probe or rows, rows // buckets),
-                input_hash_size=input_hash_size,
-                is_inference=False,
-                eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-                eviction_config=HashZchEvictionConfig(
-                    config.feature_names, single_ttl=eviction_interval
-                ),
-            )
-
-    return ManagedCollisionCollection(mappings, configs)
-
-
-class McEmbeddingCollectionAdapter(nn.Module):
-    """An `EmbeddingCollection` of raw ids, called and answering like a plain one.
+class _Adapter(nn.Module):
+    """What both adapters have in common.
 
     Args:
         tables: What each table is.
@@ -91,16 +47,15 @@ class McEmbeddingCollectionAdapter(nn.Module):
 
     Raises:
         NotImplementedError: Another method.
-
-    Source:
-        TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingCollectionAdapter``.
     """
 
-    remapped_ids: KeyedJaggedTensor | None = None
+    _collection_name: ClassVar[str]
+    _tables_class: ClassVar[Any]
+    _collection_class: ClassVar[Any]
 
     def __init__(
         self,
-        tables: list[EmbeddingConfig],
+        tables: list[Any],
         input_hash_size: int,
         device: torch.device,
         world_size: int,
@@ -111,58 +66,80 @@ class McEmbeddingCollectionAdapter(nn.Module):
         mpzch_max_probe: int | None = 100,
     ) -> None:
         super().__init__()
-        _check_method(zch_method)
+        if zch_method not in ("mpzch", "sort_zch"):
+            raise NotImplementedError(
+                f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
+            )
 
-        collection = EmbeddingCollection(tables, device=device)
-        mappings = _build_mappings(
-            type(self).__name__,
-            tables,
-            input_hash_size,
-            device,
-            eviction_interval,
-            zch_method,
-            mpzch_num_buckets or world_size,
-            mpzch_max_probe,
-        )
+        collection = self._tables_class(tables, device=device)
+        buckets = mpzch_num_buckets or world_size
+        mappings: dict[str, ManagedCollisionModule] = {}
+        for config in checked_tables(type(self).__name__, tables, BaseEmbeddingConfig):
+            rows = config.num_embeddings
+            if zch_method == "sort_zch":
+                mappings[config.name] = MCHManagedCollisionModule(
+                    rows, device, DistanceLFU_EvictionPolicy(), eviction_interval, input_hash_size
+                )
+            else:
+                mappings[config.name] = HashZchManagedCollisionModule(
+                    rows,
+                    device,
+                    total_num_buckets=buckets,
+                    max_probe=min(mpzch_max_probe or rows, rows // buckets),
+                    input_hash_size=input_hash_size,
+                    eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
+                    eviction_config=HashZchEvictionConfig(
+                        config.feature_names, single_ttl=eviction_interval
+                    ),
+                )
 
-        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(
+        remapped_collection = self._collection_class(
             collection,
-            mappings,
+            ManagedCollisionCollection(mappings, tables),
             allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
         )
+        self.add_module(self._collection_name, remapped_collection)
 
-    def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Rows of raw ids, by feature."""
-        rows, self.remapped_ids = self.mc_embedding_collection(input)
-        return rows
+    @property
+    def _collection(self) -> Any:
+        return self.get_submodule(self._collection_name)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The weights of the tables."""
-        return self.mc_embedding_collection._embedding_module.parameters(recurse)
+        return self._collection._embedding_module.parameters(recurse)
 
-    def embedding_bag_configs(self) -> list[EmbeddingConfig]:
+    def embedding_bag_configs(self) -> list[Any]:
         """What each table is, in order."""
-        return self.mc_embedding_collection._embedding_collection.embedding_configs()
+        return [*self._collection._managed_collision_collection.embedding_configs()]
 
 
-class McEmbeddingBagCollectionAdapter(nn.Module):
+class McEmbeddingCollectionAdapter(_Adapter):
+    """An `EmbeddingCollection` of raw ids, called and answering like a plain one.
+
+    Its arguments are those of the adapter above.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingCollectionAdapter``.
+    """
+
+    _collection_name = "mc_embedding_collection"
+    _tables_class = EmbeddingCollection
+    _collection_class = ManagedCollisionEmbeddingCollection
+    remapped_ids: KeyedJaggedTensor | None = None
+
+    def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Rows of raw ids, by feature."""
+        rows, self.remapped_ids = self._collection(input)
+        return rows
+
+
+class McEmbeddingBagCollectionAdapter(_Adapter):
     """An `EmbeddingBagCollection` of raw ids, called and answering like a plain one.
 
-    Args:
-        tables: What each table is.
-        input_hash_size: As of `McEmbeddingCollectionAdapter`.
-        device: As there.
-        world_size: As there.
-        eviction_interval: As there.
-        allow_in_place_embed_weight_update: As there.
-        zch_method: As there.
-        mpzch_num_buckets: As there.
-        mpzch_max_probe: As there.
-
-    Raises:
-        NotImplementedError: Another method.
+    Its arguments are those of the adapter above.
 
     Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> tables = [
         ...     EmbeddingBagConfig(
         ...         num_embeddings=8, embedding_dim=4, name="t", feature_names=["item"]
@@ -181,47 +158,10 @@ class McEmbeddingBagCollectionAdapter(nn.Module):
         TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingBagCollectionAdapter``.
     """
 
-    def __init__(
-        self,
-        tables: list[EmbeddingBagConfig],
-        input_hash_size: int,
-        device: torch.device,
-        world_size: int,
-        eviction_interval: int = 1,
-        allow_in_place_embed_weight_update: bool = False,
-        zch_method: str = "",
-        mpzch_num_buckets: int | None = 80,
-        mpzch_max_probe: int | None = 100,
-    ) -> None:
-        super().__init__()
-        _check_method(zch_method)
-
-        collection = EmbeddingBagCollection(tables, device=device)
-        mappings = _build_mappings(
-            type(self).__name__,
-            tables,
-            input_hash_size,
-            device,
-            eviction_interval,
-            zch_method,
-            mpzch_num_buckets or world_size,
-            mpzch_max_probe,
-        )
-
-        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(
-            collection,
-            mappings,
-            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
-        )
+    _collection_name = "mc_embedding_bag_collection"
+    _tables_class = EmbeddingBagCollection
+    _collection_class = ManagedCollisionEmbeddingBagCollection
 
     def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows of raw ids."""
-        return self.mc_embedding_bag_collection(input_kjt)[0]
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The weights of the tables."""
-        return self.mc_embedding_bag_collection._embedding_module.parameters(recurse)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, in order."""
-        return self.mc_embedding_bag_collection._embedding_bag_collection.embedding_bag_configs()
+        return self._collection(input_kjt)[0]

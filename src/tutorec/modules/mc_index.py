@@ -81,7 +81,7 @@ class IndexedMapping(ManagedCollisionModule):
         return None
 
     def needs_table_rows(self) -> bool:
-        """Whether ``table_rows`` in eval mode changes what the index has."""
+        """Whether ``table_rows`` does something."""
         return self.first_row > 0
 
     def table_rows(self, lookup: Lookup) -> Tensor:
@@ -219,8 +219,7 @@ class JointLookup:
         hashed = self._modules[0].hash_ids(ids)
         ids = hashed.long()
         rows, misses = self._indices.find(ids, counts)
-        is_learning = self._modules[0].training
-        if is_learning:
+        if self._modules[0].training:
             changed = False
             lookups = self._by_table(ids, rows, counts, misses)
             for module, lookup in zip(self._modules, lookups, strict=True):
@@ -231,7 +230,7 @@ class JointLookup:
         for module, count, absent in zip(self._modules, counts, misses, strict=True):
             module.count(count, absent)
 
-        if is_learning or any(module.needs_table_rows() for module in self._modules):
+        if any(module.needs_table_rows() for module in self._modules):
             lookups = self._by_table(ids, rows, counts, misses)
             tables = zip(self._modules, lookups, strict=True)
             rows = torch.cat([module.table_rows(lookup) for module, lookup in tables])

@@ -12,7 +12,7 @@ from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, 
 from torch import nn
 
 from tutorec._kernels.caches.row_cache import CacheSpec
-from tutorec._kernels.id_index import IdIndex, SortedIdIndex
+from tutorec._kernels.id_index import IdIndex
 from tutorec._kernels.specs import GroupSpec, OptimizerSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
@@ -206,8 +206,7 @@ def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
     taken = sum(tensor.untyped_storage().nbytes() for tensor in held)
     if isinstance(index, IdIndex):
         taken += index._slots.untyped_storage().nbytes()
-    elif isinstance(index, SortedIdIndex):
-        taken += index.nbytes
+    taken += sum(tensor.nbytes for tensor in getattr(mapping, "_sorted_rows", None) or ())
     assert (
         taken
         <= mapping.row_bytes() * 4096
