@@ -77,7 +77,7 @@ unit: venv doctest
 
 doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
-	@$(PYTEST) src benchmarks --doctest-modules --timeout=900
+	@$(PYTEST) src benchmarks --doctest-modules -n $(JOBS) --timeout=900
 
 # Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what this run executed. Notebooks that take
 # times run one by one, so that pages show those of a quiet machine.

@@ -32,7 +32,7 @@ TEST_SECONDS = 900.0
 # One profile for every property test: no clock decides, and a run draws what every run draws.
 settings.register_profile(
     "repeatable",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[
@@ -41,9 +41,13 @@ settings.register_profile(
         HealthCheck.data_too_large,
     ],
 )
-# `pytest --hypothesis-profile=random` draws anew; a failure prints the line that repeats it.
+# `make random` draws anew, and more; a failure prints the line that repeats it.
 settings.register_profile(
-    "random", settings.get_profile("repeatable"), derandomize=False, print_blob=True
+    "random",
+    settings.get_profile("repeatable"),
+    derandomize=False,
+    print_blob=True,
+    max_examples=100,
 )
 # `make quick`: the first of the examples.
 settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=12)

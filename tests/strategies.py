@@ -17,11 +17,11 @@ from tutorec.modules.embedding_configs import (
 )
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-PROFILE_EXAMPLES = 60  # of a property test that names no other number, as conftest.py sets it
+PROFILE_EXAMPLES = 40  # of a property test that names no other number, as conftest.py sets it
 
 
 def examples(count: int) -> settings:
-    """So many examples for a property test, and a fifth of them in ``make quick``."""
+    """So many examples for a property test, fewer in ``make quick``, more in ``make random``."""
     return settings(max_examples=max(1, count * settings().max_examples // PROFILE_EXAMPLES))
 
 

@@ -36,13 +36,11 @@ BEYOND = {
 # tensors to GPUs: DistributedModelParallel, optimizers, pipelines with their streams, managed
 # collisions, load balancing, a TensorDict.
 CHAPTERS = (
-    "05_first_training.ipynb",
     "10_dmp.ipynb",
     "11_optimizers.ipynb",
     "15_train_pipelines.ipynb",
     "18_dynamic_vocabularies.ipynb",
     "19_load_balancing.ipynb",
-    "document_3_sharding.ipynb",
     "document_5_tensordict.ipynb",
 )
 # What makes a chapter shorter and runs no other line of it: fewer samples, steps, seeds or tables.
