@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutorec.datasets import criteo_text
+from tutorec.datasets import criteo_files
 from tutorec.datasets.criteo import (
     CAT_FEATURE_COUNT,
     DAYS,
@@ -21,7 +21,7 @@ from tutorec.datasets.criteo import (
     CriteoDataset,
     read_criteo,
 )
-from tutorec.datasets.criteo_text import format_rows, write_rows
+from tutorec.datasets.criteo_files import format_rows, write_rows
 from tutorec.datasets.random import CRITEO_FEATURES, shop
 from tutorec.sparse.hashing import mixing_hash
 
@@ -72,7 +72,7 @@ def test_published_lines_are_read_as_they_are(tmp_path: Path) -> None:
 def test_rows_survive_writing_and_reading(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 1_000)  # lines lie across the blocks' ends
+    monkeypatch.setattr(criteo_files, "_BLOCK_BYTES", 1_000)  # lines lie across the blocks' ends
     rows = _random_columns(300)
     _assert_equal(
         read_criteo(write_rows(tmp_path / name, [rows.slice(0, 123), rows.slice(123, 300)])), rows
@@ -137,7 +137,7 @@ def _damage(line: int, change) -> bytes:
 def test_a_damaged_line_is_named(
     tmp_path: Path, change, message: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(criteo_files, "_BLOCK_BYTES", block_bytes)
     path = tmp_path / "day_3"
     path.write_bytes(_damage(250, change))
     with pytest.raises(ValueError, match=f"day_3, {re.escape(message)}"):
@@ -171,8 +171,8 @@ def test_text_called_gz_is_named(tmp_path: Path) -> None:
 def test_a_file_without_newlines_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo_text, "_LONGEST_LINE", 1_000)
-    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(criteo_files, "_LONGEST_LINE", 1_000)
+    monkeypatch.setattr(criteo_files, "_BLOCK_BYTES", 100)
     path = tmp_path / "blob"
     path.write_bytes(bytes(5_000))
     with pytest.raises(ValueError, match=r"blob: no newline within 1,100 bytes"):
@@ -254,7 +254,7 @@ def test_the_same_id_in_two_columns_falls_on_the_same_row(tmp_path: Path) -> Non
 def test_ranks_read_the_rows_of_all_files_once(
     tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 3_000)
+    monkeypatch.setattr(criteo_files, "_BLOCK_BYTES", 3_000)
     rows = _random_columns(230)
     paths = [
         write_rows(tmp_path / "day_0", [rows.slice(0, 100)]),
@@ -347,7 +347,7 @@ def test_gz_holds_what_plain_holds(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(criteo_files, "_BLOCK_BYTES", 1 << 15)
     rows = _random_columns(500)
     peaks = []
     for copies in (4, 40):

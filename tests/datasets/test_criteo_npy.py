@@ -227,17 +227,17 @@ def test_arrays_that_become_shorter_while_they_are_shuffled_are_refused(tmp_path
     _days(tmp_path, (6000, 4))
     code = """
 import os, sys
-from tutorec.datasets import criteo_npy
+from tutorec.datasets import criteo
 
-gather = criteo_npy.gather_rows
+gather = criteo.gather_rows
 
 def cut_and_gather(files, *arguments):
     os.truncate(sys.argv[1] + "/day_0_sparse.npy", 1000)
     return gather(files, *arguments)
 
-criteo_npy.gather_rows = cut_and_gather
+criteo.gather_rows = cut_and_gather
 try:
-    criteo_npy.BinaryCriteoUtils.shuffle(*[sys.argv[1]] * 3, {0: 6000}, days=2)
+    criteo.BinaryCriteoUtils.shuffle(*[sys.argv[1]] * 3, {0: 6000}, days=2)
 except ValueError as error:
     print(error)
 """

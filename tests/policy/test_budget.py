@@ -33,8 +33,8 @@ LONG_FILES = frozenset({"tutorec.sparse.keyed_jagged"})
 LONG_SIGNATURES = frozenset(
     {
         "tutorec.sparse.keyed_jagged.KeyedJaggedTensor.__init__",
-        "tutorec.datasets.criteo_memory.InMemoryBinaryCriteoIterDataPipe.__init__",
-        "tutorec.datasets.criteo_npy.BinaryCriteoUtils.shuffle",
+        "tutorec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe.__init__",
+        "tutorec.datasets.criteo.BinaryCriteoUtils.shuffle",
         "tutorec.datasets.random_rec.RandomRecDataset.__init__",
         "tutorec.datasets.test_utils.criteo_test_utils.CriteoTest._create_dataset_npys",
         "tutorec.distributed.collectives.functions.alltoall_sequence",

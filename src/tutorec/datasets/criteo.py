@@ -1,29 +1,34 @@
-"""Click logs in Criteo's format as batches, streamed from files in constant memory.
+"""Click logs in Criteo's format as batches, streamed from text or read from arrays of numpy.
 
-The format and its names are in :mod:`tutorec.datasets.criteo_text`, TorchRec's readers of arrays in
-:mod:`tutorec.datasets.criteo_npy` and :mod:`tutorec.datasets.criteo_memory`. The shop writes itself
-in this format too (``shop().write_criteo(path)``), so everything here can be tried without fetching
-anything.
+``CriteoDataset`` and the pipes stream text in constant memory. ``BinaryCriteoUtils`` writes text as
+arrays, splits them by rank, gives contiguous ids and shuffles, and
+``InMemoryBinaryCriteoIterDataPipe``, the loader of the DLRM reference, makes batches of them: the
+names and results of ``torchrec.datasets.criteo``. The formats are in
+:mod:`tutorec.datasets.criteo_files`. The shop writes itself in this format too
+(``shop().write_criteo(path)``), so everything here can be tried without fetching anything.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, IterDataPipe
 
-from tutorec._check import require_int
-from tutorec.datasets.criteo_memory import InMemoryBinaryCriteoIterDataPipe
-from tutorec.datasets.criteo_npy import BinaryCriteoUtils
-from tutorec.datasets.criteo_text import (
+from tutorec._check import require_int, require_one_of, warn_caller
+from tutorec.datasets.criteo_files import (
     CAT_FEATURE_COUNT,
+    COLUMN_TYPE_CASTERS,
     DAYS,
     DEFAULT_CAT_NAMES,
     DEFAULT_COLUMN_NAMES,
@@ -31,20 +36,38 @@ from tutorec.datasets.criteo_text import (
     DEFAULT_LABEL_NAME,
     FREQUENCY_THRESHOLD,
     INT_FEATURE_COUNT,
+    ROWS_READ,
     TOTAL_TRAINING_SAMPLES,
     CriteoColumns,
+    Rows,
+    RowsInFile,
+    array_shape,
+    check_days,
     count_lines,
+    gather_rows,
+    has_labels,
     line_blocks,
+    load_array,
+    named_fields,
+    new_array,
     parse_lines,
+    part_of_rows,
+    read_array_rows,
+    require_ids,
+    rows_of_day,
+    rows_of_slices,
+    written,
 )
-from tutorec.datasets.progress import byte_bar
+from tutorec.datasets.progress import byte_bar, progress_bar
 from tutorec.datasets.utils import (
+    PATH_MANAGER_KEY,
     Batch,
     LoadFiles,
     ReadLinesFromCSV,
+    opener,
     own_worker,
     rank_slices,
-    safe_cast,
+    split_evenly,
 )
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -70,10 +93,10 @@ __all__ = [
     "read_criteo",
 ]
 
-COLUMN_TYPE_CASTERS: list[Callable[[Any], Any]] = [
-    *[partial(safe_cast, dest_type=int, default=0)] * (1 + INT_FEATURE_COUNT),
-    *[partial(safe_cast, dest_type=str, default="")] * CAT_FEATURE_COUNT,
-]
+_STAGES = ("train", "val", "test")
+_PARTS = ("dense", "sparse", "labels")
+_ROWS = 1 << 20  # of one step where a file is rewritten
+_INT32 = np.iinfo(np.int32)
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -220,7 +243,7 @@ class CriteoDataset:
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last)
         for epoch in range(epochs):
             with byte_bar(f"epoch {epoch}", *self.paths, shown=self.progress) as bar:
-                yield from map(self.to_batch, _rows_of_slices(self.paths, slices, bar))
+                yield from map(self.to_batch, rows_of_slices(self.paths, slices, bar))
 
     def to_batch(self, rows: CriteoColumns) -> Batch:
         """Rows of the file as a batch: logarithms, hashed ids, labels."""
@@ -245,24 +268,6 @@ class CriteoDataset:
             lengths=torch.from_numpy(np.concatenate(lengths)),
         )
         return Batch(torch.from_numpy(dense), kjt, torch.from_numpy(rows.label.astype(np.float32)))
-
-
-def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
-    columns = len(DEFAULT_COLUMN_NAMES)
-    if len(example) not in (columns - 1, columns):
-        raise ValueError(
-            "a line of Criteo's format must have 40 fields, or 39 without a label, not "
-            f"{len(example)}"
-        )
-
-    # From the end, because a line of a test file has no label.
-    columns = zip(
-        reversed(DEFAULT_COLUMN_NAMES),
-        reversed(COLUMN_TYPE_CASTERS),
-        reversed(example),
-        strict=False,
-    )
-    return {name: cast(field) for name, cast, field in columns}
 
 
 class CriteoIterDataPipe(IterDataPipe):
@@ -293,7 +298,7 @@ class CriteoIterDataPipe(IterDataPipe):
         self,
         paths: Iterable[str],
         *,
-        row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
+        row_mapper: Callable[[list[str]], Any] | None = named_fields,
         **open_kw: Any,
     ) -> None:
         super().__init__()
@@ -314,7 +319,7 @@ criteo_terabyte = CriteoIterDataPipe  # the lines of the 1 TB click logs
 def criteo_kaggle(
     path: str,
     *,
-    row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
+    row_mapper: Callable[[list[str]], Any] | None = named_fields,
     **open_kw: Any,
 ) -> IterDataPipe:
     """A :class:`CriteoIterDataPipe` over a file of the Kaggle challenge, train or test."""
@@ -328,37 +333,414 @@ def _as_paths(paths: Paths) -> list[Path]:
     return files
 
 
-def _rows_of_slices(
-    paths: list[Path], slices: list[tuple[int, int]], bar: Any
-) -> Iterator[CriteoColumns]:
-    """The rows of each slice, from one pass over the files that parses no other rows."""
-    bounds = np.array(slices, dtype=np.int64)
-    sizes = [stop - start for start, stop in slices]
-    pending: list[CriteoColumns] = []
-    rows_pending = 0
-    step = 0
-    row = 0
+class BinaryCriteoUtils:
+    """Prepare the files of :class:`~tutorec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe`."""
 
-    for block in chain.from_iterable(line_blocks(path, bar=bar) for path in paths):
-        rows = np.arange(row, row + len(block))
-        slice_of_row = np.searchsorted(bounds[:, 0], rows, side="right") - 1
-        lines = rows[(slice_of_row >= 0) & (rows < bounds[slice_of_row, 1])] - row
-        row += len(block)
-        if len(lines) == 0:
-            continue
+    @staticmethod
+    def tsv_to_npys(
+        in_file: str,
+        out_dense_file: str,
+        out_sparse_file: str,
+        out_labels_file: str,
+        dataset_name: str = "criteo_1tb",
+        path_manager_key: str = PATH_MANAGER_KEY,
+    ) -> None:
+        """Write R rows of text as dense [R, 13] float32, sparse [R, 26] int64, labels [R, 1] int32.
 
-        pending.append(parse_lines(block, lines))
-        rows_pending += len(lines)
-        while step < len(sizes) and rows_pending >= (size := sizes[step]):
-            columns = CriteoColumns.concat(pending)
-            yield columns.slice(0, size)
-            pending = [columns.slice(size, rows_pending)]
-            rows_pending -= size
-            step += 1
+        A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the
+        file. A file of "criteo_kaggle" without labels gets labels of -1.
+        """
+        require_one_of("dataset_name", dataset_name, ("criteo_1tb", "criteo_kaggle"))
+        path = Path(in_file)
+        labelled = dataset_name == "criteo_1tb" or has_labels(path)
+        rows = count_lines(path)
+        row = 0
+        smallest = _INT32.max
+        if rows == 0:
+            raise ValueError(f"no rows in {path}: the file is empty")
 
-    if step < len(sizes):
-        start, stop = slices[step]
-        raise ValueError(
-            f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; "
-            f"step {step} needs rows {start} to {stop - 1}: make the dataset again"
+        with ExitStack() as files:
+            dense, sparse, labels = (
+                files.enter_context(new_array(file, (rows, columns), dtype, path_manager_key))
+                for file, columns, dtype in (
+                    (out_dense_file, INT_FEATURE_COUNT, np.float32),
+                    (out_sparse_file, CAT_FEATURE_COUNT, np.int64),
+                    (out_labels_file, 1, np.int32),
+                )
+            )
+            integers = dense.view(np.int32)  # in dense's memory until the smallest is known
+            bar = files.enter_context(byte_bar(path.name, path))
+
+            for block in line_blocks(path, labelled, bar):
+                columns = parse_lines(block)
+                for value in (block_smallest := int(columns.ints.min()), columns.ints.max()):
+                    if not _INT32.min <= value <= _INT32.max:
+                        lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
+                        raise ValueError(
+                            f"{path}: an integer of {lines} is {value}, and 32 bits must hold it"
+                        )
+
+                smallest = min(smallest, block_smallest)
+                block_rows = slice(row, row := row + len(block))
+                integers[block_rows] = columns.ints
+                sparse[block_rows] = columns.cats
+                labels[block_rows, 0] = columns.label
+
+            # The logarithm needs the smallest integer of the file.
+            for start in range(0, rows, _ROWS):
+                block_rows = slice(start, start + _ROWS)
+                np.log(
+                    integers[block_rows].astype(np.int64) - (smallest - 2),
+                    dtype=np.float32,
+                    out=dense[block_rows],
+                )
+
+    @staticmethod
+    def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
+        """The shape of a file's array; only the header is read."""
+        return array_shape(path, opener(path_manager_key))
+
+    @staticmethod
+    def get_file_row_ranges_and_remainder(
+        lengths: list[int],
+        rank: int,
+        world_size: int,
+        start_row: int = 0,
+        last_row: int | None = None,
+    ) -> tuple[dict[int, tuple[int, int]], int]:
+        """First and last row of each file for a rank, and how many ranks take one row more.
+
+        The files are one long list of rows, of which ``start_row`` to ``last_row`` are dealt out:
+        consecutive ones to each rank.
+        """
+        stop = sum(lengths) if last_row is None else last_row + 1
+        first, end = split_evenly(start_row, stop, world_size)[rank]
+
+        ranges = {}
+        file_start = 0
+        for file, length in enumerate(lengths):
+            low = max(first, file_start)
+            high = min(end, file_start + length)
+            if low < high:
+                ranges[file] = (low - file_start, high - 1 - file_start)
+            file_start += length
+
+        return ranges, (stop - start_row) % world_size
+
+    @staticmethod
+    def load_npy_range(
+        fname: str,
+        start_row: int,
+        num_rows: int,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        mmap_mode: bool = False,
+    ) -> NDArray[Any]:
+        """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others.
+
+        With ``mmap_mode`` they are mapped: the process ends if the file becomes shorter later.
+        """
+        return read_array_rows(
+            fname, start_row, num_rows, opener(path_manager_key), is_mapped=mmap_mode
         )
+
+    @staticmethod
+    def sparse_to_contiguous(
+        in_files: list[str],
+        output_dir: str,
+        frequency_threshold: int = FREQUENCY_THRESHOLD,
+        columns: int = CAT_FEATURE_COUNT,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        output_file_suffix: str = "_contig_freq.npy",
+    ) -> None:
+        """Write files whose ids are 2, 3, ... per column, in order of first occurrence.
+
+        Ids that occur less than ``frequency_threshold`` times, over all files, become 1. All files
+        are in memory. Ids of 8 or 16 bits become int32.
+        """
+        arrays = [load_array(file) for file in in_files]
+        for file, array in zip(in_files, arrays, strict=True):
+            require_ids(file, array.dtype)
+        # Contiguous ids may need a wider type than the ids of the file.
+        arrays = [
+            array.astype(np.promote_types(array.dtype, np.int32), copy=False) for array in arrays
+        ]
+        ends = np.cumsum([len(array) for array in arrays])[:-1]
+
+        for column in progress_bar("contiguous ids", iterable=range(columns), unit="column"):
+            ids = _contiguous(
+                np.concatenate([array[:, column] for array in arrays]), frequency_threshold
+            )
+            for array, ids_of_file in zip(arrays, np.split(ids, ends), strict=True):
+                array[:, column] = ids_of_file
+
+        for file, array in zip(in_files, arrays, strict=True):
+            path = Path(output_dir) / (Path(file).name.split(".")[0] + output_file_suffix)
+            with written(path, path_manager_key) as draft:
+                np.save(draft, array)
+
+    @staticmethod
+    def shuffle(
+        input_dir_labels_and_dense: str,
+        input_dir_sparse: str,
+        output_dir_shuffled: str,
+        rows_per_day: Mapping[int, int],
+        output_dir_full_set: str | None = None,
+        days: int = DAYS,
+        int_columns: int = INT_FEATURE_COUNT,
+        sparse_columns: int = CAT_FEATURE_COUNT,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        random_seed: int = 0,
+    ) -> None:
+        """Shuffle the rows of all days but the last, which is copied.
+
+        Writes day_0_dense.npy, day_0_sparse.npy, day_0_labels.npy and so on.
+
+        The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that
+        TorchRec's function gives. With ``output_dir_full_set`` the rows before the shuffle are
+        written, too: full.npy, float32, which rounds ids above 2**24; a warning says so.
+        """
+        sources = {
+            array: input_dir_sparse if array == "sparse" else input_dir_labels_and_dense
+            for array in _PARTS
+        }
+        widths = {"dense": int_columns, "sparse": sparse_columns, "labels": 1}
+        rows = [rows_per_day[day] for day in range(days - 1)]
+        inputs = {
+            array: [
+                rows_of_day(folder, day, array, (rows[day], widths[array]))
+                for day in range(days - 1)
+            ]
+            for array, folder in sources.items()
+        }
+
+        if output_dir_full_set is not None:
+            target = Path(output_dir_full_set) / "full.npy"
+            shape = (sum(rows), sum(widths.values()))
+            rounded: list[int] = []
+            with new_array(target, shape, np.float32, path_manager_key) as full:
+                for end, *day in zip(np.cumsum(rows), *inputs.values(), strict=True):
+                    for start in range(0, len(day[0]), ROWS_READ):
+                        blocks = [array[start : start + ROWS_READ] for array in day]
+                        rounded = rounded or _first_rounded(blocks[1])
+                        first = end - len(day[0]) + start
+                        full[first : first + len(blocks[0])] = np.concatenate(blocks, axis=1)
+
+            if rounded:
+                warn_caller(
+                    f"{target}: float32 rounds ids, {rounded[0]} for example: use the files of "
+                    f"{output_dir_shuffled}, whose ids are whole"
+                )
+
+        order = np.random.RandomState(random_seed).permutation(sum(rows))
+        sources_by_day = np.split(order, np.cumsum(rows)[:-1])
+        for day in progress_bar("shuffled days", iterable=range(days - 1), unit="day"):
+            positions = np.argsort(sources_by_day[day])
+            for array in _PARTS:
+                dtype = np.float32 if array == "dense" else np.int32
+                target = Path(output_dir_shuffled) / f"day_{day}_{array}.npy"
+                shape = rows[day], widths[array]
+                with new_array(target, shape, dtype, path_manager_key) as output:
+                    gather_rows(inputs[array], sources_by_day[day][positions], positions, output)
+
+        for array in _PARTS:
+            last = f"day_{days - 1}_{array}.npy"
+            with written(Path(output_dir_shuffled) / last, path_manager_key) as draft:
+                shutil.copyfile(Path(sources[array]) / last, draft)
+
+
+class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
+    """Batches of files that ``BinaryCriteoUtils`` wrote, the same number on every rank.
+
+    The rows of all files are one sequence, which :func:`tutorec.datasets.utils.step_slices`
+    divides: a step takes W * B consecutive rows, rank after rank. Without ``mmap_mode`` every rank
+    holds all files in memory.
+
+    Args:
+        stage: "train" takes all rows; "val" takes the first half of the first file and "test" the
+            second, and both all other files.
+        dense_paths: files of dense features [R, 13], float32.
+        sparse_paths: files of ids [R, 26].
+        labels_paths: files of labels [R, 1].
+        batch_size: B, rows per batch on this rank.
+        rank: this rank.
+        world_size: W.
+        drop_last: leave out the rows after the last full step; else they are split evenly.
+        shuffle_batches: shuffle the rows inside each batch, in a new order in every pass.
+        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds only its own
+            in memory.
+        shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's
+            own.
+        mmap_mode: leave the files on the disk, and read rows when a batch needs them.
+        hashes: for each of the 26 columns the rows of its table; ids are taken modulo that number.
+        path_manager_key: see :func:`tutorec.datasets.utils.opener`.
+
+    Yields:
+        Batches with dense [B, 13], bags of one id for each of ``DEFAULT_CAT_NAMES``, and labels
+        [B].
+
+    Raises:
+        ValueError: no such stage or rank, files that do not fit one another, or too few rows for
+            every rank to get one.
+
+    Example:
+        >>> from tutorec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+        >>> from tutorec.datasets.test_utils.criteo_test_utils import CriteoTest
+        >>> with CriteoTest._create_dataset_npys(num_rows=10) as (dense, sparse, labels):
+        ...     data = InMemoryBinaryCriteoIterDataPipe(
+        ...         "train", [dense], [sparse], [labels], 3, rank=0, world_size=2
+        ...     )
+        >>> [len(batch.labels) for batch in data]
+        [3, 2]
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        dense_paths: list[str],
+        sparse_paths: list[str],
+        labels_paths: list[str],
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        drop_last: bool | None = False,
+        shuffle_batches: bool = False,
+        shuffle_training_set: bool = False,
+        shuffle_training_set_random_seed: int = 0,
+        mmap_mode: bool = False,
+        hashes: list[int] | None = None,
+        path_manager_key: str = PATH_MANAGER_KEY,
+    ) -> None:
+        super().__init__()
+        require_one_of("stage", stage, list(_STAGES))
+
+        self.stage = stage
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.drop_last = drop_last
+        self.shuffle_batches = shuffle_batches
+        self.mmap_mode = mmap_mode
+        self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)
+
+        self._generator = np.random.RandomState(shuffle_training_set_random_seed)
+        is_shuffled = shuffle_training_set and stage == "train"
+        is_mapped = mmap_mode or is_shuffled
+        load = RowsInFile if is_mapped else partial(load_array, opened=opener(path_manager_key))
+        paths = (dense_paths, sparse_paths, labels_paths)
+        arrays: list[Rows] = [[load(file) for file in files] for files in paths]
+        check_days(paths, arrays)
+
+        # The first half of the first file validates, the second half tests.
+        if stage != "train":
+            rows = len(arrays[0][0])
+            half = (rows + 1) // 2
+            start, stop = (0, half) if stage == "val" else (half, rows)
+            for files in arrays:
+                files[0] = part_of_rows(files[0], start, stop)
+
+        rows = sum(map(len, arrays[0]))
+        self._slices = rank_slices(rows, batch_size, rank, world_size, drop_last=bool(drop_last))
+        if is_shuffled:
+            # Each rank gets the rows that the permutation puts into its range.
+            first, stop = split_evenly(0, rows, world_size)[rank]
+            target_rows = self._generator.permutation(rows)  # where each row goes
+            selected = np.flatnonzero((first <= target_rows) & (target_rows < stop))
+            targets = target_rows[selected] - first
+            for files in arrays:
+                dtype = np.result_type(*(file.dtype for file in files))
+                own_rows = np.empty((len(selected), *files[0].shape[1:]), dtype)
+                files[:] = [gather_rows(files, selected, targets, own_rows)]
+
+            sizes = (stop - start for start, stop in self._slices)
+            self._slices = list(pairwise(accumulate(sizes, initial=0)))
+
+        self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays
+        self._hash_each_batch = mmap_mode and not is_shuffled
+        if self.hashes is not None and not self._hash_each_batch:
+            for sparse in self.sparse_arrs:
+                ids = sparse[:]
+                _hash(ids, self.hashes, out=ids)
+
+        self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
+        self._lengths = torch.ones(0, dtype=torch.int32)
+        self._offsets = torch.arange(1, dtype=torch.int32)
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker, workers = own_worker()
+        # A DataLoader takes a batch of each worker in turn: the order is that of one process.
+        return (self.to_batch(*rows) for rows in self._slices[worker::workers])
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def to_batch(self, start: int, stop: int) -> Batch:
+        """Rows start..stop-1 of all files as one batch, of this rank's rows if shuffled."""
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_right(self._starts, stop - 1)
+        groups = [
+            [
+                files[i][max(start - self._starts[i], 0) : stop - self._starts[i]]
+                for i in range(first, last)
+            ]
+            for files in (self.dense_arrs, self.sparse_arrs, self.labels_arrs)
+        ]
+        arrays = (group[0] if len(group) == 1 else np.concatenate(group) for group in groups)
+
+        return self._np_arrays_to_batch(*arrays)
+
+    def _np_arrays_to_batch(
+        self, dense: NDArray[Any], sparse: NDArray[Any], labels: NDArray[Any]
+    ) -> Batch:
+        if self.hashes is not None and self._hash_each_batch:
+            sparse = _hash(sparse, self.hashes, out=np.empty_like(sparse))
+        if self.shuffle_batches:
+            order = self._generator.permutation(len(dense))
+            dense = dense[order]
+            sparse = sparse[order]
+            labels = labels[order]
+
+        size = len(dense)
+        ids = size * CAT_FEATURE_COUNT
+        if ids > len(self._lengths):  # shared: a batch takes a slice of them
+            self._lengths = torch.ones(ids, dtype=torch.int32)
+            self._offsets = torch.arange(ids + 1, dtype=torch.int32)
+
+        kjt = KeyedJaggedTensor._from_parts(
+            DEFAULT_CAT_NAMES,
+            torch.from_numpy(sparse.T.flatten()),
+            weights=None,
+            lengths=self._lengths[:ids],
+            offsets=self._offsets[: ids + 1],
+            stride=size,
+            length_per_key=[size] * CAT_FEATURE_COUNT,
+        )
+
+        # Copies, so that a batch that is changed in place leaves the data as it is.
+        return Batch(torch.from_numpy(dense.copy()), kjt, torch.from_numpy(labels.flatten()))
+
+
+def _hash(ids: NDArray[Any], hashes: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    if hashes.max() <= np.iinfo(ids.dtype).max:
+        hashes = hashes.astype(ids.dtype)  # a division of 32 bits takes half the time
+    elif ids.min(initial=0) < 0:
+        raise ValueError(
+            f"an id is {ids.min()}, and {ids.dtype} cannot hold the remainder of a negative id by "
+            f"{hashes.max()}: save the ids as int64"
+        )
+    return np.remainder(ids, hashes, out=out, casting="same_kind")
+
+
+def _first_rounded(ids: NDArray[Any]) -> list[int]:
+    """The first id that float32 does not hold, if there is one."""
+    return ids[ids.astype(np.float32).astype(np.float64) != ids][:1].tolist()
+
+
+def _contiguous(ids: NDArray[Any], threshold: int) -> NDArray[np.int64]:
+    """Ids [N] as 2, 3, ... in the order of their first occurrence; the rare ones as 1."""
+    _, first, index, counts = np.unique(
+        ids, return_index=True, return_inverse=True, return_counts=True
+    )
+    numbers = np.ones(len(first), np.int64)
+    frequent = np.flatnonzero(counts >= threshold)
+    numbers[frequent[np.argsort(first[frequent])]] = np.arange(2, 2 + len(frequent))
+    return numbers[index]

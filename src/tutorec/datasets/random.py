@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutorec._check import require_finite, require_int
-from tutorec.datasets.criteo_text import (
+from tutorec.datasets.criteo_files import (
     CAT_FEATURE_COUNT,
     INT_FEATURE_COUNT,
     ArrayColumns,

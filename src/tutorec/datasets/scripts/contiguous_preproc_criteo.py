@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tutorec.datasets.criteo_npy import BinaryCriteoUtils
-from tutorec.datasets.criteo_text import DAYS
+from tutorec.datasets.criteo import DAYS, BinaryCriteoUtils
 
 
 def main(argv: list[str]) -> None:

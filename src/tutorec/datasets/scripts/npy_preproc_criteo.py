@@ -9,8 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tutorec.datasets.criteo_npy import BinaryCriteoUtils
-from tutorec.datasets.criteo_text import DAYS
+from tutorec.datasets.criteo import DAYS, BinaryCriteoUtils
 
 
 def main(argv: list[str]) -> None:
