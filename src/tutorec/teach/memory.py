@@ -13,7 +13,7 @@ import torch
 
 from tutorec._kernels.memory import return_freed_memory
 
-__all__ = ["Peak", "peak_memory"]
+__all__ = ["Peak", "peak_memory", "status_bytes"]
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -55,9 +55,9 @@ def peak_memory() -> Iterator[Peak]:
     peak = Peak()
 
     if _forget_peak():
-        before = _status("VmRSS")
+        before = status_bytes("VmRSS")
         yield peak
-        peak.growth = max(_status("VmHWM") - before, 0)
+        peak.growth = max(status_bytes("VmHWM") - before, 0)
         return
 
     peak.way = "torch"
@@ -76,12 +76,12 @@ def _forget_peak() -> bool:
     """Reset the high-water mark; False where the system has none or does not reset it."""
     try:
         _CLEAR.write_text("5", encoding="ascii")
-        return _status("VmHWM") > 0
+        return status_bytes("VmHWM") > 0
     except (OSError, ValueError):
         return False
 
 
-def _status(name: str) -> int:
+def status_bytes(name: str) -> int:
     """A line of the process's status in bytes."""
     match = re.search(
         rf"^{name}:\s+(\d+) kB$",

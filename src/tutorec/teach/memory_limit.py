@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from tutorec.spmd.pool import Ranks
+from tutorec.teach.memory import status_bytes
 
 __all__ = ["under_limit"]
 
@@ -103,10 +103,8 @@ def _limited_memory(nbytes: int) -> Iterator[None]:
         return
     import resource
 
-    match = re.search(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    assert match is not None, "Linux says how much data a process has"
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(match[1]) + nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + nbytes, before[1]))
     try:
         yield
     finally:

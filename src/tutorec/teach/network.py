@@ -55,11 +55,6 @@ class Message:
     asked: float = 0.0
     taken: float = 0.0
 
-    @property
-    def waited(self) -> float:
-        """Seconds from when this rank asked for it until it had it; 0 if it did neither."""
-        return self.taken - self.asked
-
 
 class _Late(Awaitable[torch.Tensor]):
     """A message that arrives at its earliest time, or later."""
@@ -78,9 +73,7 @@ class _Late(Awaitable[torch.Tensor]):
 
 
 @contextmanager
-def slow_network(
-    seconds: Mapping[str, float], messages: list[Message] | None = None
-) -> Iterator[list[Message]]:
+def slow_network(seconds: Mapping[str, float]) -> Iterator[list[Message]]:
     """Let messages of some stages arrive later than they do, and record them.
 
     The delay begins when a rank sends, and nobody computes meanwhile: a rank that waits later waits
@@ -89,13 +82,12 @@ def slow_network(
     Args:
         seconds: Stage -> by how much its messages are delayed at least; 0 records them only. Other
             stages are not recorded.
-        messages: A record to go on with; a new one by default.
 
     Yields:
         The messages so far.
     """
-    messages = [] if messages is None else messages
-    count = Counter(message.stage for message in messages)
+    messages: list[Message] = []
+    count: Counter[str] = Counter()
     direct = comm.all_to_all
 
     def all_to_all(

@@ -1,4 +1,4 @@
-"""Numbers as a reader says them: seconds, bytes and ratios with three digits and a unit."""
+"""Numbers as a reader says them: seconds and bytes with three digits and a unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from tutorec._text import byte_unit
 
-__all__ = ["decimal_size", "number", "seconds", "size", "times"]
+__all__ = ["decimal_size", "number", "seconds", "size"]
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -63,13 +63,3 @@ def decimal_size(value: float) -> str:
         if value >= factor:
             return f"{number(value / factor)} {unit}"
     return f"{number(value)} B"
-
-
-def times(ratio: float) -> str:
-    """A ratio as a factor.
-
-    Example:
-        >>> times(12.34), times(1.0)
-        ('12.3 times', '1 times')
-    """
-    return f"{number(ratio)} times"
