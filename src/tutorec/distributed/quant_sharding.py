@@ -175,7 +175,7 @@ class InferSharding(ABC):
         weighs = weighted or (adds and self._pooling == "sqrtn")
 
         # (table, number of its shard) -> the lookup that holds it, and its number there
-        self._held: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
+        self._positions: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
         self.lookups = []
         reads_per_lookup = []
         for rank, device in enumerate(devices):
@@ -200,7 +200,7 @@ class InferSharding(ABC):
 
             lookup = DeviceLookup(shards, device, weighs, torch.float32 if adds else output_dtype)
             for position, (table, number) in enumerate(members):
-                self._held[table.name, number] = lookup, position
+                self._positions[table.name, number] = lookup, position
             ordered = [members[position] for position in lookup.order]
             reads = [(table, table.shards[number]) for table, number in ordered if table.features]
             # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
@@ -216,7 +216,7 @@ class InferSharding(ABC):
 
     def rows_of(self, table: str) -> list[Tensor]:
         """Packed rows ``[R, row_bytes]`` of each shard of a table, as views, in shard order."""
-        entries = [self._held[key] for key in sorted(self._held) if key[0] == table]
+        entries = [self._positions[key] for key in sorted(self._positions) if key[0] == table]
         return [lookup.rows_of(shard) for lookup, shard in entries]
 
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:

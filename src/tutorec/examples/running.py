@@ -303,7 +303,7 @@ class Run:
             if options.checkpoints is None
             else CheckpointManager(options.checkpoints, keep=_KEPT, asynchronous=True) as manager
         ):
-            self.done = train(
+            self._trained = train(
                 self.model,
                 batches,
                 self.optimizer,
@@ -313,10 +313,10 @@ class Run:
                 after_step=lambda step: None if step % options.save_every else save(step),
                 group=self.group,
             )
-            save(first + self.done.steps)
+            save(first + self._trained.steps)
 
-        self._speed = self.done.samples / max(self.done.seconds, 1e-9)
-        summary = f"{self.done.steps:,} steps, {self.done.samples:,} samples"
+        self._speed = self._trained.samples / max(self._trained.seconds, 1e-9)
+        summary = f"{self._trained.steps:,} steps, {self._trained.samples:,} samples"
         self.say(f"{summary}, {self._speed:,.0f} samples/s")
 
     def recall(
@@ -369,10 +369,10 @@ class Run:
             "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
             "ranks": self.ranks[1],
             "plan": dict(_placements(self.model.plan)),
-            "steps": self.done.steps,
-            "samples": self.done.samples,
+            "steps": self._trained.steps,
+            "samples": self._trained.samples,
             "samples_per_second": round(self._speed, 1),
-            "losses": [round(loss, 6) for loss in self.done.losses.tolist()],
+            "losses": [round(loss, 6) for loss in self._trained.losses.tolist()],
             "metrics": dict(metrics),
         }
         with whole_file(self.options.report) as draft:

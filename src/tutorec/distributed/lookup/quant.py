@@ -144,7 +144,7 @@ class DeviceLookup(nn.Module):
         self.device = device
         self.output_dtype = output_dtype
         self._weighted = weighted
-        self._places: dict[int, tuple[int, int]] = {}
+        self._positions: dict[int, tuple[int, int]] = {}
         self._operators = nn.ModuleList()
         self._features: list[list[str]] = []
         self._order: list[int] = []
@@ -152,7 +152,7 @@ class DeviceLookup(nn.Module):
         # Shards of equal properties share one operator.
         for members in groups.values():
             for position, index in enumerate(members):
-                self._places[index] = len(self._operators), position
+                self._positions[index] = len(self._operators), position
             own = [shards[index] for index in members]
             self._operators.append(_operator(own, device, output_dtype))
             self._features.append([feature for shard in own for feature in shard.features])
@@ -181,7 +181,7 @@ class DeviceLookup(nn.Module):
 
     def rows_of(self, index: int) -> Tensor:
         """Packed rows ``[R, row_bytes]`` of a shard in the operator's memory: a view."""
-        operator, position = self._places[index]
+        operator, position = self._positions[index]
         return self._operators[operator].table_rows(position)  # pyright: ignore[reportCallIssue]
 
     def forward(self, features: KeyedJaggedTensor) -> list[Tensor]:
