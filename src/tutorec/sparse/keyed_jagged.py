@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_tracing
 from torch.compiler import is_compiling
 from torch.fx import Proxy
-from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils._pytree import tree_map_only
 
 from tutorec.sparse.deferred import raise_deferred_id_errors
@@ -196,13 +197,13 @@ class KeyedJaggedTensor:
         layout._offsets = offsets
         layout._stride = stride
         layout._stride_per_key_per_rank = stride_per_key_per_rank
-        layout._length_per_key = length_per_key
-        layout._inverse_indices = None
-        layout._checked = True
         layout._stride_per_key = None
+        layout._length_per_key = length_per_key
         layout._lengths_offset_per_key = None
         layout._offset_per_key = None
         layout._index_per_key = None
+        layout._inverse_indices = None
+        layout._checked = True
 
         batch = object.__new__(
             KeyedJaggedTensor if type(values) is Tensor else class_for(KeyedJaggedTensor, values)
@@ -432,20 +433,9 @@ class KeyedJaggedTensor:
             end = start + segment
             if segment == len(keys):
                 batches.append(self)
-            elif is_scripting():
-                segment_layout = KeyedLayout(
-                    keys[start:end],
-                    lengths[position],
-                    offsets[position],
-                    stride,
-                    strides[position],
-                    counts[start:end],
-                    None,
-                )
-                batches.append(self._derive(values[position], weights[position], segment_layout))
             else:
                 batches.append(
-                    KeyedJaggedTensor._from_parts(
+                    self._derive(
                         keys[start:end],
                         values[position],
                         weights[position],
@@ -478,13 +468,7 @@ class KeyedJaggedTensor:
         keys = [layout._keys[index] for index in indices]
         known = [counts[index] for index in indices]
         stride = self.stride()
-        if is_scripting():
-            permuted = KeyedLayout(keys, lengths, None, stride, strides, known, None)
-            return self._derive(values, weights, permuted)
-        else:
-            return KeyedJaggedTensor._from_parts(
-                keys, values, weights, lengths, None, stride, known, strides
-            )
+        return self._derive(keys, values, weights, lengths, None, stride, known, strides)
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's lists: views."""
@@ -537,7 +521,8 @@ class KeyedJaggedTensor:
             weights = cast(weights, dtype)
 
         values = self._values.to(device, non_blocking=non_blocking)
-        return self._derive(values, weights, self._layout.to(device, non_blocking))
+        layout = self._layout.to(device, non_blocking)
+        return self._with_layout(values, weights, layout)
 
     @torch.jit.unused
     def unsync(self) -> "KeyedJaggedTensor":
@@ -690,10 +675,36 @@ class KeyedJaggedTensor:
         text = "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
         return text if entries else "KeyedJaggedTensor()\n"
 
+    # TorchScript knows neither the static methods that make a batch nor ``object.__new__``.
+
     def _derive(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor | None,
+        offsets: Tensor | None,
+        stride: int | None,
+        length_per_key: list[int] | None,
+        strides: Tensor | None,
+    ) -> "KeyedJaggedTensor":
+        """A batch made of parts of this one, unchecked; it has no inverse indices."""
+        if is_scripting():
+            # fmt: off
+            return KeyedJaggedTensor(
+                keys, values, weights, lengths, offsets, stride, strides, None,
+                length_per_key, None, None, None, None, None,
+            )
+            # fmt: on
+        else:
+            return KeyedJaggedTensor._from_parts(
+                keys, values, weights, lengths, offsets, stride, length_per_key, strides
+            )
+
+    def _with_layout(
         self, values: Tensor, weights: Tensor | None, layout: KeyedLayout
     ) -> "KeyedJaggedTensor":
-        """A batch made of parts of this one: no check, and in eager code no constructor."""
+        """A batch over a layout made of this one's, unchecked."""
         if is_scripting():
             # fmt: off
             return KeyedJaggedTensor(
@@ -797,7 +808,7 @@ class KeyedJaggedTensor:
             keys = len(layout._keys)
             total = values.shape[0]
             return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]
-        if type(values) is not Tensor or is_compiling() or is_tracing():
+        if type(values) is not Tensor or is_compiling() or _is_tracing():
             return None
 
         if not on_cpu:
@@ -868,21 +879,20 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
             counts += batch_counts
 
     check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
-    layout = KeyedLayout(
+    joined = batches[0]._derive(
         keys,
+        torch.cat(values),
+        torch.cat(weights) if len(weights) > 0 else None,
         torch.cat(lengths),
         None,
         max(samples),
-        torch.cat(strides) if len(strides) > 0 else None,
         counts if len(counts) == len(keys) else None,
-        (inverse_keys, torch.cat(inverse)) if len(inverse) > 0 else None,
+        torch.cat(strides) if len(strides) > 0 else None,
     )
-
-    joined = batches[0]._derive(
-        torch.cat(values), torch.cat(weights) if len(weights) > 0 else None, layout
-    )
+    if len(inverse) > 0:
+        joined._layout._inverse_indices = (inverse_keys, torch.cat(inverse))
     if not is_scripting():
-        layout._checked = checked
+        joined._layout._checked = checked
         refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
     return joined
 
@@ -1008,15 +1018,19 @@ def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJag
     if device is None:
         keys: list[str] = []
         counts: list[int] = []
-        strides = layout._stride_per_key_per_rank
-        empty = KeyedLayout(keys, lists._lengths, None, kjt.stride(), strides, counts, None)
-    else:
-        inverse = layout._inverse_indices
-        if inverse is not None:
-            inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
-        empty = layout.with_tensors(lists._lengths, lists._offsets, inverse)
-        empty._checked = True
-    return kjt._derive(lists._values, lists._weights, empty)
+        # fmt: off
+        return kjt._derive(
+            keys, lists._values, lists._weights, lists._lengths, None, kjt.stride(), counts,
+            layout._stride_per_key_per_rank,
+        )
+        # fmt: on
+
+    inverse = layout._inverse_indices
+    if inverse is not None:
+        inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
+    layout = layout.with_tensors(lists._lengths, lists._offsets, inverse)
+    layout._checked = True
+    return kjt._with_layout(lists._values, lists._weights, layout)
 
 
 class ComputeKJTToJTDict(nn.Module):

@@ -29,11 +29,9 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
 from torch.compiler import is_compiling
-from torch.jit import (
-    is_scripting,  # pyright: ignore[reportPrivateImportUsage]
-    is_tracing,  # pyright: ignore[reportPrivateImportUsage]
-)
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
 from tutorec._kernels.jagged import lengths_to_offsets
@@ -67,7 +65,7 @@ def checkable(values: Tensor) -> bool:
         and type(values) is Tensor
         and not values.is_meta
         and not is_compiling()
-        and not is_tracing()
+        and not _is_tracing()
     )
 
 
@@ -195,34 +193,34 @@ class KeyedLayout:
         Offsets are computed for many single keys in one operation. For fewer keys, where one
         operation for each key that is used is faster, they are None.
         """
+        # Views that autograd does not track, which it need not for integers. TorchScript's operator
+        # returns a list, Python's a tuple.
         count = len(segments)
-        no_offsets: Tensor | None = None
-        offsets = [no_offsets] * count
         if self._stride_per_key_per_rank is not None:
             sizes = segment_sums(self.stride_per_key(), segments)
         else:
             stride = self.stride()
             sizes = [segment * stride for segment in segments]
-            single = segments.count(1) == len(self._keys) and count == len(self._keys)
-            if with_offsets and single and count > 3:
-                all_offsets = offsets_of_lengths(lengths.view(count, stride)).view(-1)
-                offsets = split_optional(all_offsets, [stride + 1] * count, count)
+            if with_offsets and count > 3 and segments.count(1) == len(self._keys) == count:
+                starts = offsets_of_lengths(lengths.view(count, stride)).view(-1)
+                views = starts.unsafe_split_with_sizes([stride + 1] * count)
+                offsets: list[Tensor | None] = [views[position] for position in range(count)]
+                return lengths.unsafe_split_with_sizes(sizes), offsets  # pyright: ignore[reportReturnType]
 
-        # Views that autograd does not track, which it need not for integers. TorchScript's operator
-        # returns a list, Python's a tuple.
-        return lengths.unsafe_split_with_sizes(sizes), offsets  # pyright: ignore[reportReturnType]
+        no_offsets: Tensor | None = None
+        return lengths.unsafe_split_with_sizes(sizes), [no_offsets] * count  # pyright: ignore[reportReturnType]
 
     def to(self, device: torch.device, non_blocking: bool) -> "KeyedLayout":
-        """The layout with its tensors on a device."""
+        """The layout with its tensors on a device; itself where they are there already."""
+        lengths = optional_to(self._lengths, device, non_blocking)
+        offsets = optional_to(self._offsets, device, non_blocking)
         inverse = self._inverse_indices
         if inverse is not None:
             inverse = moved_inverse(inverse, device, non_blocking)
-        layout = self.with_tensors(
-            optional_to(self._lengths, device, non_blocking),
-            optional_to(self._offsets, device, non_blocking),
-            inverse,
-        )
+        elif lengths is self._lengths and offsets is self._offsets:
+            return self
 
+        layout = self.with_tensors(lengths, offsets, inverse)
         # On the CPU an unchecked batch is counted, whatever its maker says.
         if not self._checked and device.type == "cpu":
             return layout.without_counts()
@@ -365,11 +363,10 @@ def positions(keys: list[str]) -> dict[str, int]:
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
     """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None without a tensor."""
     nothing: Tensor | None = None
-    views: list[Tensor | None] = [nothing] * count
-    if tensor is not None:
-        segments = split_rows(tensor, sizes, count)
-        for position in range(count):
-            views[position] = segments[position]
+    if tensor is None:
+        return [nothing] * count
+    segments = split_rows(tensor, sizes, count)
+    views: list[Tensor | None] = [segments[position] for position in range(count)]
     return views
 
 
@@ -383,7 +380,7 @@ def split_rows(tensor: Tensor, sizes: list[int], count: int) -> list[Tensor]:
     """The next ``sizes[i]`` rows for each of ``count`` parts: views."""
     if tensor is None:
         return [tensor] * count
-    return list(tensor.split_with_sizes(sizes))
+    return tensor.split_with_sizes(sizes)  # pyright: ignore[reportReturnType]
 
 
 def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
@@ -423,7 +420,8 @@ def permute_segments(tensor: Tensor, sizes: list[int], indices: list[int]) -> Te
     if len(indices) == 0:
         return tensor[:0]
 
-    segments = tensor.split_with_sizes(sizes)
+    # Not views to autograd, which are faster: no one but cat sees them.
+    segments = tensor.unsafe_split_with_sizes(sizes)
     return torch.cat([segments[index] for index in indices])
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tutorec.sparse.layout import lengths_of_offsets, positions
+from tutorec.sparse.layout import lengths_of_offsets
 
 _BATCH = "KeyedJaggedTensor"
 
@@ -310,7 +310,7 @@ def check_joined(
     """
     where = "KeyedJaggedTensor.concat"
     count = len(samples)
-    if len(positions(keys)) != len(keys):
+    if len({key: key for key in keys}) != len(keys):
         raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
 
     names = ["weights", "variable batch", "inverse indices"]

@@ -72,10 +72,9 @@ def check_layout(layout: KeyedLayout, values: Tensor, weights: Tensor | None) ->
         stride = layout._stride
         if stride is None:
             stride = lists // len(keys) if keys else 0
-        layout._stride_per_key = [stride] * len(keys)
         if lists != len(keys) * stride:
             argument = "" if layout._stride is None else "stride"
-            refuse_list_count(keys, lists, layout._stride_per_key, argument)
+            refuse_list_count(keys, lists, [stride] * len(keys), argument)
         layout._stride = stride
     else:
         _check_samples(layout, lists)
