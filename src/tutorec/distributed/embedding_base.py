@@ -128,7 +128,10 @@ class SplitsAwaitable(Awaitable[Awaitable[CompIn]]):
     def _wait_impl(self) -> Awaitable[CompIn]:
         arrivals = [exchange.wait() for exchange in self._exchanges]
         for context, arrival in zip(self._ctx.sharding_contexts, arrivals, strict=True):
-            context.note_sizes(arrival)
+            # Sizes are known before the ids arrive.
+            context.batch_size_per_rank = arrival.batch_size_per_rank
+            context.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
+            context.sent_counts = arrival.sent_counts
             if arrival.batch_size_per_rank_per_feature is not None:
                 self._ctx.variable_batch_per_feature = True
 

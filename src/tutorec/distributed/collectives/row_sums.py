@@ -187,35 +187,8 @@ class PooledEmbeddingsAllGather(nn.Module):
         return ViewAwaitable(gathered, (-1, *local_emb.shape[1:]))
 
 
-class RowsToAll(RowExchange):
-    """All-gather of rows; their gradients are added.
-
-    Args:
-        group: The ranks.
-        counts: Elements of each rank.
-        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None
-    ) -> None:
-        super().__init__(codecs)
-        self._group = group
-        self._counts = counts
-
-    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """Send this rank's rows to every rank."""
-        return comm.all_gather(rows, self._counts, self._group, ROWS_STAGE, self._forward_codec)
-
-    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """Add the gradients of this rank's rows from every rank."""
-        return comm.reduce_scatter(
-            gradients, self._counts, self._group, GRADIENTS_STAGE, self._backward_codec
-        )
-
-
-class RowsIntoSums(RowExchange):
-    """Reduce-scatter of partial sums: slice r is summed on rank r.
+class _RowsOfRanks(RowExchange):
+    """An exchange in which one slice belongs to each rank.
 
     Args:
         group: The ranks.
@@ -229,6 +202,24 @@ class RowsIntoSums(RowExchange):
         super().__init__(codecs)
         self._group = group
         self._counts = counts
+
+
+class RowsToAll(_RowsOfRanks):
+    """All-gather of rows; their gradients are added."""
+
+    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Send this rank's rows to every rank."""
+        return comm.all_gather(rows, self._counts, self._group, ROWS_STAGE, self._forward_codec)
+
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Add the gradients of this rank's rows from every rank."""
+        return comm.reduce_scatter(
+            gradients, self._counts, self._group, GRADIENTS_STAGE, self._backward_codec
+        )
+
+
+class RowsIntoSums(_RowsOfRanks):
+    """Reduce-scatter of partial sums: slice r is summed on rank r."""
 
     def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
         """Add this rank's slice from every rank."""

@@ -247,12 +247,6 @@ class EmbeddingShardingContext:
     sent_counts: list[list[int]] = field(default_factory=list)
     arrived_counts: list[list[int]] = field(default_factory=list)
 
-    def note_sizes(self, arrival: KJTArrival) -> None:
-        """Keep the sizes of the exchange of ids, which are known before the ids arrive."""
-        self.batch_size_per_rank = arrival.batch_size_per_rank
-        self.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
-        self.sent_counts = arrival.sent_counts
-
 
 class SparseFeaturesDist(nn.Module, ABC):
     """Input dist: sends ids to the ranks that hold their rows."""
