@@ -365,15 +365,17 @@ def data_parallel_work(table: TableProfile, size: Size, topology: Topology) -> W
     )
 
 
-WORK: dict[ShardingType, Callable[[TableProfile, Size, Topology], Work]] = {
-    ShardingType.DATA_PARALLEL: data_parallel_work,
-    ShardingType.TABLE_WISE: table_wise_work,
-    ShardingType.COLUMN_WISE: table_wise_work,
-    ShardingType.ROW_WISE: row_wise_work,
-    ShardingType.TABLE_ROW_WISE: table_row_wise_work,
-    ShardingType.TABLE_COLUMN_WISE: table_wise_work,
-    ShardingType.GRID_SHARD: table_row_wise_work,
-}
+def _work_of(sharding_type: ShardingType) -> Callable[[TableProfile, Size, Topology], Work]:
+    """The function that counts the work of a type; it follows from where the rows of a bag are."""
+    if sharding_type is ShardingType.DATA_PARALLEL:
+        return data_parallel_work
+    traits = SHARDING_TRAITS[sharding_type]
+    if traits.splits_rows_in_host:
+        return table_row_wise_work
+    return row_wise_work if traits.splits_rows else table_wise_work
+
+
+WORK = {sharding_type: _work_of(sharding_type) for sharding_type in ShardingType}
 
 
 def serving_work(table: TableProfile, size: Size, topology: Topology) -> Work:

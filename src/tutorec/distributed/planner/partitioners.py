@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.plan.plan import SHARDING_TRAITS, PlacementRule, ShardingType
 from tutorec.distributed.planner.options import (
     PartitionByType,
     ShardingOption,
@@ -220,8 +220,9 @@ class _Ranks:
         Raises:
             PlannerError: A shard does not fit, or the number of shards is not that of the targets.
         """
-        anywhere = option.partition_by == PartitionByType.DEVICE.value
-        anywhere = anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value
+        placement = SHARDING_TRAITS[ShardingType(option.sharding_type)].placement
+        by_device = option.partition_by == PartitionByType.DEVICE.value
+        anywhere = by_device or placement is PlacementRule.ONE_HOST
         if not anywhere and option.num_shards != len(targets):
             raise _refusal(
                 option,
