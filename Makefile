@@ -32,7 +32,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal --hypothesis-profile=quick -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions unpinned wheel bare clean clean-venv format
+.PHONY: help venv book test quick random full lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions unpinned wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ quick: lint types doctest ## at most 3 minutes: no notebooks, no slow tests, no 
 
 random: venv ## the property tests with examples that are drawn anew
 	@$(PYTEST) $(UNIT) --hypothesis-profile=random
+
+full: venv ## what `make unit` covers pairwise: the whole products of sharding types, optimizers and inputs
+	@$(PYTEST) tests -n $(JOBS) --dist worksteal -m "full and not html and not live and not soak"
 
 check: lint types ## style, types and policy only
 	@$(PYTEST) tests/policy
