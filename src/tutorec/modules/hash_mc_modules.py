@@ -11,9 +11,10 @@ the same table on any number of ranks, and in a served model, gives an id the sa
 # No import of annotations: TorchScript reads them from the functions.
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
@@ -426,18 +427,44 @@ class HashZchManagedCollisionModule(IndexedMapping):
     @torch.jit.unused
     def table_rows(self, lookup: Lookup) -> Tensor:
         """The row of each id [N]; ids that are in the index have their own."""
-        absent = (lookup.rows < 0).nonzero().view(-1)
-        ids = lookup.ids.index_select(0, absent)
-        self._refuse(lookup.table, ids, None)
+        return self.joint_table_rows([self], [lookup])
+
+    @staticmethod
+    @torch.jit.unused
+    def joint_table_rows(modules: Sequence[Any], lookups: Sequence[Lookup]) -> Tensor:
+        """``table_rows`` of several mappings, one after the other [N]."""
+        rows = torch.cat([lookup.rows for lookup in lookups])
+        ids = torch.cat([lookup.ids for lookup in lookups])
+        absent = np.flatnonzero(rows.numpy() < 0)
+        absent_ids = ids.numpy()[absent]
+        if bool((absent_ids == -1).any()):
+            for module, lookup in zip(modules, lookups, strict=True):
+                module._refuse(lookup.table, lookup.ids, None)
+
+        counts = [int(lookup.misses) for lookup in lookups]
+        if any(module._has_many_buckets for module in modules):
+            ids_by_table = torch.from_numpy(absent_ids).split(counts)
+            buckets = [
+                module._sizes_and_offsets(table_ids).numpy()
+                for module, table_ids in zip(modules, ids_by_table, strict=True)
+            ]
+            sizes, offsets = np.concatenate(buckets, axis=1)
+        else:
+            sizes = np.repeat([module._zch_size for module in modules], counts)
+            offsets = np.zeros_like(sizes)
+
+        # numpy computes a few ids sooner.
+        hashes: Any = murmur_hash(cast(Any, absent_ids))
+        rows.numpy()[absent] = shared_slots(hashes, cast(Any, sizes), cast(Any, offsets), 0)
+        return rows
+
+    def _sizes_and_offsets(self, ids: Tensor) -> Tensor:
+        """The size and the first row of the bucket of each id [2, N]."""
         ids, sizes, offsets = self._map_to_buckets(ids)
         if sizes is None or offsets is None:
             sizes = torch.full_like(ids, self._zch_size)
             offsets = torch.zeros_like(ids)
-
-        # numpy computes a few ids sooner.
-        hashes: Any = murmur_hash(cast(Any, ids.numpy()))
-        shared: Any = shared_slots(hashes, cast(Any, sizes.numpy()), cast(Any, offsets.numpy()), 0)
-        return lookup.rows.index_copy(0, absent, torch.from_numpy(shared))
+        return torch.stack([sizes, offsets])
 
     @torch.jit.unused
     def is_read_only(self, name: str) -> bool:

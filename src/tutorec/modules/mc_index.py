@@ -88,6 +88,12 @@ class IndexedMapping(ManagedCollisionModule):
         """The row of each id in the whole table [N]."""
         return lookup.rows + self.first_row if self.first_row else lookup.rows
 
+    @staticmethod
+    def joint_table_rows(modules: Sequence["IndexedMapping"], lookups: Sequence[Lookup]) -> Tensor:
+        """``table_rows`` of several mappings, one after the other [N]."""
+        tables = zip(modules, lookups, strict=True)
+        return torch.cat([module.table_rows(lookup) for module, lookup in tables])
+
     def observe(self, lookup: Lookup, iteration: int) -> bool:
         """Record the ids of a batch; returns whether the rows of ids have changed."""
         raise NotImplementedError(f"a {type(self).__name__} learns in another way")
@@ -232,8 +238,7 @@ class JointLookup:
 
         if any(module.needs_table_rows() for module in self._modules):
             lookups = self._by_table(ids, rows, counts, misses)
-            tables = zip(self._modules, lookups, strict=True)
-            rows = torch.cat([module.table_rows(lookup) for module, lookup in tables])
+            rows = self._modules[0].joint_table_rows(self._modules, lookups)
 
         return rows.to(hashed.dtype)
 
