@@ -37,7 +37,7 @@ class Walk(NamedTuple):
 CEILINGS = {
     "construction": Walk(33, 157, 13_650),
     "first forward": Walk(26, 135, 10_650),
-    "second forward": Walk(23, 109, 8_950),
+    "second forward": Walk(22, 109, 8_950),
     "backward": Walk(6, 14, 1_200),
     "planning call": Walk(15, 780, 17_500),
 }
