@@ -391,20 +391,16 @@ class HashZchManagedCollisionModule(IndexedMapping):
             return ids, None, None
         return self.input_mapper(ids, self._output_global_offset_tensor)
 
-    @torch.jit.unused
     def joint_settings(self) -> Hashable | None:
         """Whether a collection may look ids up in the index."""
         if type(self) is not HashZchManagedCollisionModule or not self._may_use_index:
             return None
-        is_worth_it = not self.training and self._probed_ids >= self._zch_size
-        return () if is_worth_it else None
+        return None if self.training or self._probed_ids < self._zch_size else ()
 
-    @torch.jit.unused
     def stored_ids(self) -> Tensor:
         """The id of each row [R, 1], -1 without."""
         return self._hash_zch_identities
 
-    @torch.jit.unused
     def indexed_rows(self) -> tuple[Tensor, Tensor]:
         """The ids that probing finds [U], and their rows [U]."""
         table = self._hash_zch_identities.detach()
@@ -415,56 +411,43 @@ class HashZchManagedCollisionModule(IndexedMapping):
 
         return table[rows, 0], rows
 
-    @torch.jit.unused
     def count(self, lookups: int, misses: Tensor | int) -> None:
         """Nothing: batches are counted in training only, where ids are probed."""
 
-    @torch.jit.unused
     def needs_table_rows(self) -> bool:
         """Ids that the index does not have share the row at their hash."""
         return True
 
-    @torch.jit.unused
     def table_rows(self, lookup: Lookup) -> Tensor:
         """The row of each id [N]; ids that are in the index have their own."""
         return self.joint_table_rows([self], [lookup])
 
     @staticmethod
-    @torch.jit.unused
     def joint_table_rows(modules: Sequence[Any], lookups: Sequence[Lookup]) -> Tensor:
-        """``table_rows`` of several mappings, one after the other [N]."""
+        """``table_rows`` of several mappings [N], by numpy, which computes a few ids sooner."""
         rows = torch.cat([lookup.rows for lookup in lookups])
-        ids = torch.cat([lookup.ids for lookup in lookups])
         absent = np.flatnonzero(rows.numpy() < 0)
-        absent_ids = ids.numpy()[absent]
+        absent_ids = torch.cat([lookup.ids for lookup in lookups]).numpy()[absent]
         if bool((absent_ids == -1).any()):
             for module, lookup in zip(modules, lookups, strict=True):
                 module._refuse(lookup.table, lookup.ids, None)
 
         counts = [int(lookup.misses) for lookup in lookups]
+        sizes: Any = np.repeat([module._zch_size for module in modules], counts)
+        offsets: Any = np.zeros_like(sizes)
         if any(module._has_many_buckets for module in modules):
-            ids_by_table = torch.from_numpy(absent_ids).split(counts)
+            tables = zip(modules, torch.from_numpy(absent_ids).split(counts), strict=True)
             buckets = [
-                module._sizes_and_offsets(table_ids).numpy()
-                for module, table_ids in zip(modules, ids_by_table, strict=True)
+                module.input_mapper(table_ids, module._output_global_offset_tensor)
+                for module, table_ids in tables
             ]
-            sizes, offsets = np.concatenate(buckets, axis=1)
-        else:
-            sizes = np.repeat([module._zch_size for module in modules], counts)
-            offsets = np.zeros_like(sizes)
+            absent_ids, sizes, offsets = (
+                torch.cat(parts).numpy() for parts in zip(*buckets, strict=True)
+            )
 
-        # numpy computes a few ids sooner.
         hashes: Any = murmur_hash(cast(Any, absent_ids))
-        rows.numpy()[absent] = shared_slots(hashes, cast(Any, sizes), cast(Any, offsets), 0)
+        rows.numpy()[absent] = shared_slots(hashes, sizes, offsets, 0)
         return rows
-
-    def _sizes_and_offsets(self, ids: Tensor) -> Tensor:
-        """The size and the first row of the bucket of each id [2, N]."""
-        ids, sizes, offsets = self._map_to_buckets(ids)
-        if sizes is None or offsets is None:
-            sizes = torch.full_like(ids, self._zch_size)
-            offsets = torch.zeros_like(ids)
-        return torch.stack([sizes, offsets])
 
     @torch.jit.unused
     def is_read_only(self, name: str) -> bool:
@@ -755,9 +738,8 @@ def _equal_buckets(rows: int, buckets: int) -> list[int]:
 
 def _compute_lengths_from_hits(lengths: Tensor, hit_indices: Tensor) -> Tensor:
     """The lengths [B] of lists of which only the hits, bool [N], are left."""
-    return offsets_of_lengths(hit_indices.to(lengths.dtype))[
-        offsets_of_lengths(lengths).long()
-    ].diff()
+    bounds = offsets_of_lengths(lengths).long()
+    return offsets_of_lengths(hit_indices.to(lengths.dtype))[bounds].diff()
 
 
 def _leave_out_scores(
