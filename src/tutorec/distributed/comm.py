@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
-from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.env import get_local_rank as get_local_rank
 from tutorec.distributed.core.env import get_local_size as get_local_size
 from tutorec.distributed.core.qcomm import CommCodec
@@ -265,12 +264,6 @@ def number_of_next_exchange(group: dist.ProcessGroup) -> int:
 def default_group() -> dist.ProcessGroup | None:
     """The group of all ranks, or None before a process group has been started."""
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-
-
-def is_first_rank(env: ShardingEnv) -> bool:
-    """Whether this rank is the one that warns for all: the first of all, or of those of ``env``."""
-    group = default_group()
-    return (env.rank if group is None else group.rank()) == 0
 
 
 def announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:

@@ -264,7 +264,8 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
 
     Args:
         fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
-            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+            ``learning_rate``, ``eps``. By default, and with a warning, SGD with a learning rate of
+            0.01. An optimizer from ``apply_optimizer_in_backward`` takes precedence.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
             ``get_qcomm_codecs_registry``; float32 by default.
         use_index_dedup: Whether an id that a feature has several times in a batch is sent once.

@@ -106,7 +106,7 @@ class BatchContext:
 C = TypeVar("C", bound=BatchContext)
 
 
-class SplitsAwaitable(Awaitable[Awaitable[CompIn]]):
+class SizesAwaitable(Awaitable[Awaitable[CompIn]]):
     """First round of ``input_dist``: sizes are in flight; waiting for them sends the ids.
 
     Args:
@@ -229,7 +229,7 @@ class ShardedEmbeddingModule(
             for name, table in module.get_submodule(self._tables_path).named_children()
         }
         self._tables = self._read_plan(configs, weights, plan, fused_params, codecs)
-        if comm.is_first_rank(env):
+        if env.rank == 0:
             warn_who_trains(self._tables, weights, fused_params, self._source_name)
         self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
 
@@ -420,7 +420,7 @@ class ShardedEmbeddingModule(
                 self._input_dists, batches, ctx.sharding_contexts, strict=True
             )
         ]
-        return SplitsAwaitable(exchanges, ctx, self._received)
+        return SizesAwaitable(exchanges, ctx, self._received)
 
     @abstractmethod
     def _received(self, ctx: C, arrivals: Sequence[KJTArrival]) -> Awaitable[CompIn]:
@@ -456,7 +456,7 @@ class ShardedEmbeddingModule(
         Raises:
             RanksWithoutBatch: On every rank, when it waits for that round.
         """
-        return WaitAll([dist.send_status(status) for dist in self._input_dists])
+        return WaitAll([dist.send_status(status, self._device) for dist in self._input_dists])
 
     def prefetch(self, dist_input: CompIn) -> None:
         """Start reading the rows of a coming batch into this rank's caches; returns at once.

@@ -237,7 +237,8 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
 
     Args:
         fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
-            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+            ``learning_rate``, ``eps``. By default, and with a warning, SGD with a learning rate of
+            0.01. An optimizer from ``apply_optimizer_in_backward`` takes precedence.
         qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent, from
             ``get_qcomm_codecs_registry``; float32 by default.
 

@@ -24,7 +24,6 @@ from torch.nn.parameter import is_lazy
 from tutorec._check import warn_caller
 from tutorec._loaded import is_sharded, value_problem
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
-from tutorec.distributed.comm import is_first_rank
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule as ShardedModule
@@ -617,7 +616,7 @@ def _say_what_is_not_sharded(
         for path, (_, sharder) in shardable.items()
         if path not in plan.plan and names_optimizer(getattr(sharder, "fused_params", None))
     ]
-    if left and is_first_rank(env):
+    if left and env.rank == 0:
         warn_caller(
             f"the plan does not name {', '.join(map(repr, left))}: every rank keeps a copy, for "
             "which fused_params are not used, and your own optimizer has to update it. Name the "

@@ -15,8 +15,8 @@ from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.keyed_state import check_form
 from tutorec.optim.rates import check_rate
 
-# Passes are counted in so many lookups, and again after two lookups without a step between them: to
-# count one costs some microseconds.
+# How many lookups are watched, since to count a pass costs some microseconds. Two lookups without a
+# step between them start it again.
 _WATCHED = 16
 # Mapped over the tables of every batch, in which a loop would cost more.
 _is_trained = attrgetter("requires_grad")
@@ -115,7 +115,7 @@ class BackwardPasses:
         return rows
 
     def clear(self) -> None:
-        """The gradients of the step to come are to start from nothing."""
+        """Start to count the passes of the next step."""
         self._is_stepped = True
         self._lookups = 0
         self._passes.clear()

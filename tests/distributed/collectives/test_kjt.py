@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
 
+from tutorec.awaitable import NoWait
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -291,6 +293,23 @@ def test_at_home_a_variable_batch_tells_its_samples():
     arrival = KJTAllToAll(None, [2], order=[1, 0])(batch).wait()
     assert arrival.batch_size_per_rank_per_feature == [[2, 1]]
     assert arrival.wait().values().tolist() == [2, 3, 1]
+
+
+def test_a_rank_without_a_batch_sends_its_status_on_the_device_of_the_others(monkeypatch):
+    sent = []
+
+    class TwoRanks:
+        def size(self) -> int:
+            return 2
+
+    def all_to_all(send: torch.Tensor, *_: object) -> NoWait[torch.Tensor]:
+        sent.append(send)
+        return NoWait(send)
+
+    monkeypatch.setattr(comm, "all_to_all", all_to_all)
+    KJTAllToAll(TwoRanks(), [1, 1]).send_status(-2, torch.device("meta"))
+    [message] = sent
+    assert message.device.type == "meta"
 
 
 def test_its_printed_form_is_torchrecs():

@@ -13,9 +13,10 @@ Exchanges are collected in the order in which they were issued, whichever is wai
 Backward reverses the order of the collects, and ranks match exchanges by order, so ranks that wait
 for results in different orders still agree.
 
-Gradients are divided by W on the way back. Each rank's loss is the mean over its own samples, and
-the update uses the mean over all ranks' samples, as DistributedDataParallel does for the dense
-layers. For losses that are sums, `set_gradient_division` turns the division off.
+The exchange divides gradients by W before it sends them (`_Matrix` in ``rows.py``). Each rank's
+loss is the mean over its own samples, and the update uses the mean over all ranks' samples, as
+DistributedDataParallel does for the dense layers. For losses that are sums, `set_gradient_division`
+turns the division off.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ numbers between rounds 1 and 2.
     result                    F slots, sum of B_s samples, samples of rank 0 first
 
 A *slot* is one feature on one rank: a feature that two ranks look up, or two tables of one rank,
-has two slots (`Slots`). Ranks may have different B and id dtypes: ids are sent in the widest dtype
-of all ranks, or in the agreed one.
+has two slots (`SendOrder`). Ranks may have different B and id dtypes: ids are sent in the widest
+dtype of all ranks, or in the agreed one.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class KJTAllToAll(nn.Module):
             raise ValueError(f"stagger {stagger} does not divide the {world_size} ranks into hosts")
 
         self._pg = pg
-        self._slots = Slots(splits, order)
+        self._send_order = SendOrder(splits, order)
         self._ids_dtype = ids_dtype
         # Ranks at different exchanges would read each other's ids, so a module numbers its
-        # exchanges in the same way on every rank. 0 disables the check.
+        # exchanges in the same way on every rank. 0 means that no rank numbers them.
         self.number: int = 0
         self.title: str = ""
 
@@ -120,7 +120,7 @@ class KJTAllToAll(nn.Module):
                 every rank, the batches of some ranks have weights and those of others do not.
             TypeError: Ids are not integers.
         """
-        self._slots.check(features.keys())
+        self._send_order.check(features.keys())
         values = features.values()
         if values.is_floating_point() and values.numel():
             raise TypeError(
@@ -129,14 +129,14 @@ class KJTAllToAll(nn.Module):
             )
 
         if self._pg is None or len(self._ranks) == 1:
-            return NoWait(KJTArrival.of_one_rank(features, self._slots))
+            return NoWait(KJTArrival.of_one_rank(features, self._send_order))
 
         form = (self._ids_dtype or values.dtype).itemsize | self.number << _NUMBER_SHIFT
         if features.variable_stride_per_key():
             form |= _VARIABLE_FLAG
         if features.weights_or_none() is not None:
             form |= _WEIGHTED_FLAG
-        counts = self._slots.sums(features.length_per_key())
+        counts = self._send_order.sums(features.length_per_key())
         message = ints_on_device(
             [(count, features.stride(), form) for count in counts], torch.int64, values.device
         )
@@ -167,21 +167,21 @@ class KJTAllToAll(nn.Module):
         _check_weights(forms)
 
         # Every rank sees the same W formats, so all take the same rounds and choose the same dtype.
-        slots = self._slots
+        send_order = self._send_order
         strides = None
         if any(form & _VARIABLE_FLAG for form in forms):
-            strides = _exchange_strides(group, slots, features)
+            strides = _exchange_strides(group, send_order, features)
         widest = max(form & _ITEMSIZE_MASK for form in forms)
         dtype = torch.int64 if widest > 4 else torch.int32
 
         keys = features.keys()
-        local_keys = [keys[position] for position in slots.positions_of(group.rank())]
-        sent_counts = slots.per_slot(features.length_per_key())
+        local_keys = [keys[position] for position in send_order.positions_of(group.rank())]
+        sent_counts = send_order.per_slot(features.length_per_key())
         arrival = KJTArrival(local_keys, samples, strides, ids, self._ranks, sent_counts)
 
-        bags = slots.sums(features.stride_per_key())
+        bags = send_order.sums(features.stride_per_key())
         arrival.packed = comm.all_to_all(
-            slots.pack(features, dtype),
+            send_order.pack(features, dtype),
             [*map(add, bags, counts)],
             [*map(add, arrival.bags(), ids)],
             group,
@@ -189,15 +189,17 @@ class KJTAllToAll(nn.Module):
         )
         weights = features.weights_or_none()
         if weights is not None:
-            gathered = slots.gather(weights.float(), features.length_per_key())
+            gathered = send_order.gather(weights.float(), features.length_per_key())
             arrival.weights = comm.all_to_all(gathered, counts, ids, group, WEIGHTS_STAGE)
         return arrival
 
-    def send_status(self, status: int) -> Awaitable[Any]:
+    def send_status(self, status: int, device: torch.device) -> Awaitable[Any]:
         """Take part in round 1 without a batch, and report why.
 
         Args:
             status: A negative number, which every rank's wait raises.
+            device: That of the other ranks' batches: a group may carry tensors of the CPU and of
+                GPUs by different backends, which do not meet.
 
         Raises:
             RanksWithoutBatch: At the wait.
@@ -207,9 +209,7 @@ class KJTAllToAll(nn.Module):
 
         group = self._pg
         message = ints_on_device(
-            [(0, 0, status << _NUMBER_SHIFT)] * group.size(),
-            torch.int64,
-            comm.message_device(group),
+            [(0, 0, status << _NUMBER_SHIFT)] * group.size(), torch.int64, device
         )
         return KJTStatusAwaitable(group, message)
 
@@ -338,10 +338,10 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         self._ranks = ranks
 
     @classmethod
-    def of_one_rank(cls, features: KeyedJaggedTensor, slots: Slots) -> KJTArrival:
+    def of_one_rank(cls, features: KeyedJaggedTensor, send_order: SendOrder) -> KJTArrival:
         """The arrival of a batch in a world of 1, where nothing is sent."""
-        if not slots.is_identity or slots.needs != len(features.keys()):
-            features = features.permute(slots.positions_of(0))
+        if not send_order.is_identity or send_order.needs != len(features.keys()):
+            features = features.permute(send_order.positions_of(0))
 
         strides = [features.stride_per_key()] if features.variable_stride_per_key() else None
         counts = [features.length_per_key()]
@@ -435,14 +435,14 @@ def _send_sizes(group: dist.ProcessGroup, message: torch.Tensor) -> Awaitable[to
 
 
 def _exchange_strides(
-    group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor
+    group: dist.ProcessGroup, send_order: SendOrder, features: KeyedJaggedTensor
 ) -> list[list[int]]:
     """Samples of each rank and local slot ``[W][F]``: a round of a variable batch. Blocks."""
-    strides = [*chain.from_iterable(slots.per_slot(features.stride_per_key()))]
+    strides = [*chain.from_iterable(send_order.per_slot(features.stride_per_key()))]
     flat = ints_on_device(strides, torch.int64, features.device())
-    local_slots = slots.splits[group.rank()]
-    counts_in = [local_slots] * len(slots.splits)
-    exchange = comm.all_to_all(flat, slots.splits, counts_in, group, STRIDES_STAGE)
+    local_slots = send_order.splits[group.rank()]
+    counts_in = [local_slots] * len(send_order.splits)
+    exchange = comm.all_to_all(flat, send_order.splits, counts_in, group, STRIDES_STAGE)
 
     arrived = exchange.wait().tolist()
     firsts = range(0, local_slots * len(counts_in), local_slots) if local_slots else counts_in
@@ -473,7 +473,7 @@ def _check_weights(forms: Sequence[int]) -> None:
         )
 
 
-class Slots:
+class SendOrder:
     """The slots of every rank as positions in the batch to send, packed with one copy.
 
     The batch is cut at every key, and the segments are concatenated in the order of the slots::
@@ -493,8 +493,8 @@ class Slots:
         ValueError: ``order`` and ``splits`` have different numbers of slots.
 
     Example:
-        >>> slots = Slots([2, 3], order=[2, 3, 0, 1, 2])
-        >>> slots.positions_of(rank=1), slots.sums([1, 0, 3, 2])
+        >>> send_order = SendOrder([2, 3], order=[2, 3, 0, 1, 2])
+        >>> send_order.positions_of(rank=1), send_order.sums([1, 0, 3, 2])
         ([0, 1, 2], [5, 4])
     """
 
@@ -578,4 +578,4 @@ def feature_major(by_rank: Sequence[torch.Tensor], counts: Sequence[Sequence[int
     return torch.cat([*chain.from_iterable(zip(*segments, strict=True))])
 
 
-__all__ = ["ArrivedIds", "KJTAllToAll", "KJTArrival", "RanksWithoutBatch", "Slots"]
+__all__ = ["ArrivedIds", "KJTAllToAll", "KJTArrival", "RanksWithoutBatch", "SendOrder"]

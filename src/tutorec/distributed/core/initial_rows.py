@@ -1,4 +1,4 @@
-"""Initial rows of sharded tables on the meta device: the same values under every plan."""
+"""First rows of shards: copied, or drawn where tables are on meta; the same under every plan."""
 
 from __future__ import annotations
 

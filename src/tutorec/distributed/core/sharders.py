@@ -111,7 +111,7 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
     Args:
         fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
             ``learning_rate``, ``eps``. By default, and with a warning, SGD with a learning rate of
-            0.01.
+            0.01. An optimizer from ``apply_optimizer_in_backward`` takes precedence.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
             ``get_qcomm_codecs_registry``; float32 by default.
 

@@ -106,7 +106,7 @@ class PlacedSlots:
 
     @property
     def rows_dtype(self) -> torch.dtype:
-        """Data type of row numbers: int32 for tables of up to 2 ** 31 rows."""
+        """Data type of row numbers: int32 if every table has less than 2 ** 31 rows."""
         return torch.int32 if all(table.rows <= 2**31 - 1 for table in self.tables) else torch.int64
 
 
@@ -117,8 +117,9 @@ class Route:
     Args:
         features: Features that ``input_dist`` takes.
         positions: For each rank and slot, the position of its feature in ``features``.
-        order: For each slot, rank after rank, the position of its input: the feature's or, if
-            features are bucketized, the bucket's (buckets are the outer dimension).
+        order: For each slot, rank after rank, the position of its input in the batch that is sent:
+            the feature's or, for split rows, that of one bucket of the feature. The batch has the
+            first bucket of all features, then the second of all, and so on.
         bounds: For split rows: for each feature the first row of each bucket, and the end of the
             last.
         poolings: The pooling of each feature.
@@ -259,9 +260,9 @@ class SparseFeaturesDist(nn.Module, ABC):
         self._dist.number = number
         self._dist.title = title
 
-    def send_status(self, status: int) -> Awaitable[Any]:
+    def send_status(self, status: int, device: torch.device) -> Awaitable[Any]:
         """Take part in the exchange without a batch, see `KJTAllToAll.send_status`."""
-        return self._dist.send_status(status)
+        return self._dist.send_status(status, device)
 
     @abstractmethod
     def forward(

@@ -148,7 +148,7 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
         return self._dist.flat(rows, elements_out, elements_in)
 
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
-        """The tables of one sharding type, except data-parallel, of an unpooled collection."""
+        """Return the rows of each output key."""
         return self._order.by_key(arrived, ctx.sent_counts, ctx.places)
 
 

@@ -16,7 +16,7 @@ Table-wise sharding (TW): every table lives whole on one rank.
     local samples, all columns   [B, D]
 
 Bytes that rank r sends in one step, with F_s features and D_s columns on rank s, N_rs of r's ids
-for s, and 4 bytes per id (8 where a table has more than 2 ** 31 rows)::
+for s, and 4 bytes per id (8 if a table has 2 ** 31 rows or more), beside 24 bytes of sizes::
 
     input ids          sum over s != r of  4 * (F_s * B_r + N_rs)
     output rows        sum over s != r of  4 * B_s * D_r
