@@ -9,6 +9,7 @@ import torch
 from distributed.cases import collection
 from torch import nn
 
+from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import (
@@ -16,6 +17,7 @@ from tutorec.distributed.model_parallel import (
     get_module,
     get_unwrapped_module,
 )
+from tutorec.distributed.plan.plan import BoundsCheckMode, ParameterSharding
 from tutorec.distributed.sharding_plan import (
     apply_to_all,
     construct_module_sharding_plan,
@@ -23,11 +25,17 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.distributed.utils import (
     CopyableMixin,
+    add_params_from_parameter_sharding,
+    add_prefix_to_state_dict,
+    convert_to_fbgemm_types,
+    filter_state_dict,
     get_unsharded_module_names,
     init_parameters,
     none_throws,
+    optimizer_type_to_emb_opt_type,
 )
 from tutorec.spmd import device
+from tutorec.types import DataType
 
 
 def sharded() -> Any:
@@ -43,12 +51,49 @@ class Model(nn.Module):
         self.over = nn.Linear(1, 1)
 
 
+def test_a_prefix_comes_and_goes_with_the_metadata():
+    state: Any = nn.Linear(1, 1).state_dict()
+    add_prefix_to_state_dict(state, "model.over.")
+    assert sorted(state) == ["model.over.bias", "model.over.weight"]
+    assert sorted(filter_state_dict(state, "model.over")) == ["bias", "weight"]
+
+
 def test_unsharded_parts_are_named_at_the_top():
     assert sorted(get_unsharded_module_names(Model())) == ["over", "sparse.scale"]
     assert get_unsharded_module_names(sharded()) == []
 
 
-def test_none_is_refused():
+def test_what_a_plan_says_of_a_table_goes_before_the_sharder():
+    cache = CacheParams(CacheAlgorithm.LFU, load_factor=0.1, prefetch_pipeline=True)
+    entry = ParameterSharding(
+        "table_wise", "fused", cache_params=cache, bounds_check_mode=BoundsCheckMode.IGNORE
+    )
+    assert add_params_from_parameter_sharding(
+        {"cache_load_factor": 0.5, "learning_rate": 0.1}, entry
+    ) == {
+        "cache_load_factor": 0.1,
+        "learning_rate": 0.1,
+        "cache_algorithm": CacheAlgorithm.LFU,
+        "prefetch_pipeline": True,
+        "bounds_check_mode": BoundsCheckMode.IGNORE,
+    }
+    assert add_params_from_parameter_sharding(None, ParameterSharding("table_wise", "fused")) == {}
+
+
+def test_number_formats_become_fbgemms():
+    pytest.importorskip("fbgemm_gpu")
+    converted = convert_to_fbgemm_types(
+        {"cache_precision": DataType.FP16, "output_dtype": DataType.FP32, "eps": 0.1}
+    )
+    assert [str(converted[key].name) for key in ("cache_precision", "output_dtype")] == [
+        "FP16",
+        "FP32",
+    ]
+
+
+def test_what_has_no_fused_form_or_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"RMSprop.*EmbOptimType.*SGD, Adagrad"):
+        optimizer_type_to_emb_opt_type(torch.optim.RMSprop)
     with pytest.raises(AssertionError, match="nothing here"):
         none_throws(None, "nothing here")
 

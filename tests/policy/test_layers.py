@@ -71,7 +71,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard utils data_parallel gradient_norm "
+                    "sharding_plan shard utils data_parallel gradient_norm embedding_sharding "
                     "planner.planners replicas model_parallel checkpoint calibration"
                 ).split()
             ),
@@ -122,6 +122,8 @@ COLLECTIVE_MODULES = (
     "distributed.comm",
     "spmd",
 )
+# they start groups as TorchRec's tests do
+COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")
 # solutions do what a reader writes in a notebook
 COLLECTIVE_MODULES += ("teach.exercises",)
 COLLECTIVES = frozenset(

@@ -29,8 +29,6 @@ BEYOND = {
     "train_pipeline/test_failures.py": "[id-",  # on a GPU an id is found with a later batch
     # sizes of nested tensors belong to no pretended device
     "train_pipeline/test_parity.py": "(tensor and dict)",
-    # the same; and rows in host memory want fbgemm's CUDA wheel
-    "train_pipeline/test_staged.py": "((tensor and dict) or tables_in_files)",
 }
 # The chapters that run by default. Between them they use each part of the library that moves
 # tensors to GPUs: DistributedModelParallel, optimizers, pipelines with their streams, managed
@@ -298,9 +296,9 @@ print(sorted(name.split(":")[0] for name in report.samples if name.endswith("tut
 @pytest.mark.slow
 def test_ids_and_rows_that_cross_streams_keep_their_memory():
     """Ids that a stage prefetches, and rows that another looks up, are read on the main stream."""
-    staged = DISTRIBUTED / "train_pipeline/test_staged.py"
-    chosen = "trains_what_the_pipelines_train and (bags or rows) and (prefetch or lookup)"
-    pytest_on_box(2, staged, "-k", chosen)
+    pipelines = DISTRIBUTED / "train_pipeline/test_pipelines.py"
+    chosen = "trained_to_its_end_as_the_plain_loop_does and (prefetch or fused)"
+    pytest_on_box(2, pipelines, "-k", chosen)
 
 
 @pytest.mark.slow
