@@ -565,7 +565,7 @@ def warn_who_trains(
             f"{collection}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
         )
 
-    if names_optimizer(fused_params):
+    if "optimizer" in (fused_params or {}):
         sharders = optimizer_spec(fused_params)
         overruled = [
             table
