@@ -214,26 +214,6 @@ def test_what_a_dense_table_does_not_use_is_said_by_table(
     assert silent == []
 
 
-def named_twice(fused_params: dict[str, Any]) -> list[str]:
-    tables = collection()
-    apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.1})
-    words = {f"t{number}": table_wise(0) for number in range(3)}
-    env = ShardingEnv(world_size=1, rank=0)
-    plan = construct_module_sharding_plan(tables, words, world_size=1)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        EmbeddingBagCollectionSharder(fused_params).shard(tables, plan, env)
-    return [str(each.message) for each in said]
-
-
-def test_an_optimizer_in_fused_params_that_another_one_replaces_is_named() -> None:
-    [message] = named_twice({"optimizer": "adam", "learning_rate": 0.2})
-    assert "{'optimizer': 'adam', 'learning_rate': 0.2}" in message
-    assert "'t0', 't1', 't2'" in message
-    assert "SGD with a learning rate of 0.1" in message
-    assert named_twice({"learning_rate": 0.1}) == []
-
-
 def dense_in_backward(rank: int) -> str:
     model = Model()
     apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})

@@ -556,29 +556,16 @@ def warn_who_trains(
     unnamed = [name for name in fused if name not in in_backward]
     if unnamed and not names_optimizer(fused_params):
         default = next(table.optimizer for table in trained if table.name in unnamed)
+        assert default is not None, "a fused table has an optimizer"
         them = "it" if len(unnamed) == 1 else "them"
         warn_caller(
-            f"no optimizer is named for {_named(unnamed)}: {_shown(default)} updates {them} during "
-            "backward, whatever optimizer the other parameters have. Name one: "
+            f"no optimizer is named for {_named(unnamed)}: {default.kind.upper()} with a learning "
+            f"rate of {default.learning_rate} updates {them} during backward, whatever optimizer "
+            "the other parameters have. Name one: "
             "apply_optimizer_in_backward(torch.optim.Adam, collection.parameters(), {'lr': 0.01}) "
             "before sharding, or sharders=["
             f"{collection}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
         )
-
-    if "optimizer" in (fused_params or {}):
-        sharders = optimizer_spec(fused_params)
-        overruled = [
-            table
-            for table in trained
-            if table.name in in_backward and table.optimizer not in (None, sharders)
-        ]
-        if overruled:
-            warn_caller(
-                f"fused_params={dict(fused_params or {})} are not used for "
-                f"{_named([table.name for table in overruled])}: apply_optimizer_in_backward has "
-                f"set {_shown(overruled[0].optimizer)} there, which takes precedence; leave one of "
-                "the two out"
-            )
 
     marked = [name for name in dense if name in in_backward]
     if marked:
@@ -601,11 +588,6 @@ def _own_optimizer_updates(names: Sequence[str]) -> str:
         f"in_backward_optimizer_filter(model.named_parameters()) yields {it}; or give {it} "
         "compute_kernel='fused'"
     )
-
-
-def _shown(optimizer: OptimizerSpec | None) -> str:
-    assert optimizer is not None, "a fused table has an optimizer"
-    return f"{optimizer.kind.upper()} with a learning rate of {optimizer.learning_rate}"
 
 
 def _named(names: Sequence[str]) -> str:
