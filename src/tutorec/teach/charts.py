@@ -139,7 +139,8 @@ def curves(
     measured = [label for label in series if label.endswith(", measured")]
     for index, (label, values) in enumerate(series.items()):
         positions = range(1, len(values) + 1) if steps is None else steps
-        color, look = ACCENT, _DASHES[index % 4]
+        color = ACCENT
+        look = _DASHES[index % 4]
         if measured:
             color, look, point = _PAIRS[index // 2 % len(_PAIRS)]
             look = point if label in measured else look
