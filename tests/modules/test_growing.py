@@ -237,8 +237,7 @@ def test_state_goes_to_another_module_and_to_shards() -> None:
     other.load_state_dict(whole.state_dict())
     assert int(other.open_slots()) == int(whole.open_slots())
     shards = [
-        whole.rebuild_with_output_id_range((first, first + 128), [0, 128, 256])
-        for first in (0, 128)
+        whole.shard(first, first + 128, [0, 128, 256], torch.device("cpu")) for first in (0, 128)
     ]
     for shard in shards:  # counts of ids without a row are not part of the state
         shard._sketch = copy.deepcopy(whole._sketch)
@@ -256,7 +255,7 @@ def test_state_goes_to_another_module_and_to_shards() -> None:
 
 def test_shards_of_a_mapping_on_meta_have_no_ids_yet() -> None:
     whole = GrowingManagedCollisionModule(256, torch.device("meta"), buckets=4)
-    shard = whole.rebuild_with_output_id_range((0, 128), [0, 128, 256], torch.device("cpu"))
+    shard = whole.shard(0, 128, [0, 128, 256], torch.device("cpu"))
     ids = torch.arange(300)
     ids = ids[(mix_bits(ids) & 3) < 2]
     train(shard, ids)

@@ -309,9 +309,8 @@ class ShardedManagedCollisionCollection(nn.Module):
         """The states of rows: name in the state dict, table, all rows ``[R, ...]`` on meta."""
         for mapping in self.mappings:
             path = f"{prefix}_managed_collision_modules.{mapping.table.name}"
-            for name, value in mapping.full.state_dict().items():
-                if name not in mapping.full.once_per_table:
-                    yield f"{path}.{name}", mapping.table, value
+            for name, value in mapping.full.row_states().items():
+                yield f"{path}.{name}", mapping.table, value
 
     # --- set-up
 
@@ -353,10 +352,8 @@ class ShardedManagedCollisionCollection(nn.Module):
             if shard.rank == self._env.rank and shard.rows:
                 first = shard.row_offset
                 end = shard.row_offset + shard.rows
-                local = source.rebuild_with_output_id_range((first, end), segments, self._device)
+                local = source.shard(first, end, segments, self._device)
                 self._managed_collision_modules[table.name] = local.train(source.training)
-                if source.device.type != "meta":
-                    local.load_state_by_row(_row_range(source, first, end))
 
         return TableMapping(
             table,
@@ -558,15 +555,6 @@ def _count_ids(module: ManagedCollisionCollection, mapping: TableMapping) -> int
     if source.row_ids is None or source.device.type == "meta":
         return 0
     return int((source.state_by_row()[source.row_ids] != NO_ID).sum())
-
-
-def _row_range(source: ManagedCollisionModule, first: int, end: int) -> dict[str, torch.Tensor]:
-    """The state of a range of rows."""
-    state: dict[str, torch.Tensor] = {}
-    for name, value in source.state_by_row().items():
-        state[name] = value if name in source.once_per_table else value[first:end]
-
-    return state
 
 
 def _names(local_tables: Sequence[_LocalTable]) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from tutorec._kernels.id_index import search_sorted_ids
-from tutorec._kernels.memory import copy_written_rows, unwritten_zeros
+from tutorec._kernels.memory import unwritten_zeros
 from tutorec.modules.frequency import MOST_COUNTED, FrequencySketch
 from tutorec.modules.mc_base import with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
 from tutorec.modules.mc_index import IndexedMapping, Lookup
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
-
-_ROW_STATES = ("_row_ids", "_counts", "_last_access_iter")
 
 
 class GrowingManagedCollisionModule(IndexedMapping):
@@ -108,7 +106,7 @@ class GrowingManagedCollisionModule(IndexedMapping):
         self.first_row, last = output_id_range or (0, max_rows)
         self._rows = last - self.first_row
 
-        for name in _ROW_STATES:
+        for name in ("_row_ids", "_counts", "_last_access_iter"):
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
 
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
@@ -179,30 +177,14 @@ class GrowingManagedCollisionModule(IndexedMapping):
         self._reassigned = None
         self._sorted_rows = None
 
-    def state_by_row(self) -> dict[str, Tensor]:
-        """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
-        state = {
-            name: unwritten_zeros(self._rows, torch.int64, self.device) for name in _ROW_STATES
-        }
-        for name, value in state.items():
-            copy_written_rows(value, self.get_buffer(name))
-        return {**state, "_current_iter_tensor": self._current_iter_tensor.clone()}
-
-    def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `state_by_row` of a mapping onto the same rows returned."""
-        for name in _ROW_STATES:
-            copy_written_rows(self.get_buffer(name), state[name])
-        self._current_iter_tensor.copy_(state["_current_iter_tensor"])
-        self.validate_state()
-
     def rebuild_with_output_id_range(
         self,
         output_id_range: tuple[int, int],
         output_segments: list[int],
         device: torch.device | None = None,
     ) -> GrowingManagedCollisionModule:
-        """The mapping of one shard's rows, with the ids that they have; from meta without ids."""
-        shard = GrowingManagedCollisionModule(
+        """A new mapping onto the rows of one shard."""
+        return GrowingManagedCollisionModule(
             self._max_rows,
             device or self.device,
             self._policy,
@@ -212,14 +194,6 @@ class GrowingManagedCollisionModule(IndexedMapping):
             self._sketch_width,
             output_id_range,
         )
-        if "meta" in (shard.device.type, self.device.type):
-            return shard
-
-        first, last = (row - self.first_row for row in output_id_range)
-        state = {name: self.get_buffer(name)[first:last] for name in _ROW_STATES}
-        shard.load_state_by_row({**state, "_current_iter_tensor": self._current_iter_tensor})
-
-        return shard
 
     def joint_settings(self) -> Hashable | None:
         """All mappings of this class can be looked up in one call."""

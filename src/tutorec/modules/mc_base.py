@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from tutorec._kernels.memory import copy_written_rows, unwritten_zeros
 from tutorec._loaded import check_loaded
 from tutorec.modules.mc_report import CollisionCounts, TableCollisions
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
@@ -168,42 +169,52 @@ class ManagedCollisionModule(nn.Module):
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
 
+    def row_states(self) -> dict[str, Tensor]:
+        """The states that are kept for each row ``[R, ...]``."""
+        return {
+            name: value
+            for name, value in self.state_dict().items()
+            if name not in self.once_per_table
+        }
+
     def row_bytes(self) -> int:
         """Bytes per row when all rows have an id: state and index; the planner counts them."""
-        row_states = [
-            value for name, value in self.state_dict().items() if name not in self.once_per_table
-        ]
-        return self.index_bytes + sum(state[:1].nbytes for state in row_states)
+        return self.index_bytes + sum(state[:1].nbytes for state in self.row_states().values())
 
     def report(self, table: str = "") -> TableCollisions:
         """What has happened to the ids of the table so far. A sync point."""
-        return TableCollisions.of(table, self.output_size(), int(self.open_slots()), self.counts)
+        rows = self.output_size()
+        occupied = rows - int(self.open_slots())
+        counts = self.counts
+        return TableCollisions(
+            table, rows, occupied, counts.lookups, int(counts.collisions), int(counts.evictions)
+        )
 
-    def state_by_row(self) -> dict[str, Tensor]:
-        """A copy of the state in row order ``[R, ...]``, of which any range can be loaded."""
-        return {
-            name: value.clone()
-            for name, value in self.state_dict().items()
-            if name != "_output_segments_tensor"
-        }
+    def state_by_row(self, first: int = 0, end: int | None = None) -> dict[str, Tensor]:
+        """A copy of the state of rows from ``first`` to before ``end``, in their order."""
+        state: dict[str, Tensor] = {}
+        for name, value in self.state_dict().items():
+            if name == "_output_segments_tensor":
+                continue
+
+            rows = value if name in self.once_per_table else value[first:end]
+            state[name] = unwritten_zeros(rows.shape, rows.dtype, rows.device)
+            copy_written_rows(state[name], rows)
+
+        return state
 
     @torch.no_grad()
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state_by_row` of a mapping onto the same rows returned.
 
         Raises:
-            ValueError: It was built with another number of buckets.
+            ValueError: It does not fit, as one that was built with another number of buckets.
         """
         own = self.state_dict()
-        buckets = state.get("_hash_zch_bucket")
-        if buckets is not None and int(buckets) != self.buckets():
-            raise ValueError(
-                f"{type(self).__name__}: the stored mapping has {int(buckets)} buckets, and this "
-                f"one has {self.buckets()}: build it with as many"
-            )
-
         for name, value in state.items():
-            own[name].copy_(value)
+            copy_written_rows(own[name], value)
+
+        self.validate_state()
 
     @abstractmethod
     def rebuild_with_output_id_range(
@@ -212,7 +223,17 @@ class ManagedCollisionModule(nn.Module):
         output_segments: list[int],
         device: torch.device | None = None,
     ) -> "ManagedCollisionModule":
-        """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
+        """A new mapping, without ids, onto the half-open range of rows of one shard."""
+
+    def shard(
+        self, first: int, end: int, output_segments: list[int], device: torch.device
+    ) -> "ManagedCollisionModule":
+        """The mapping of rows from ``first`` to before ``end`` and their ids; from meta no ids."""
+        shard = self.rebuild_with_output_id_range((first, end), output_segments, device)
+        if "meta" not in (self.device.type, device.type):
+            shard.load_state_by_row(self.state_by_row(first, end))
+
+        return shard
 
     def on(self, device: torch.device) -> "ManagedCollisionModule":
         """This mapping, or a copy of it on another device; from meta one without ids."""
@@ -220,12 +241,7 @@ class ManagedCollisionModule(nn.Module):
             return self
 
         rows = self.output_size()
-        segments = getattr(self, "_output_segments", [0, rows])
-        copy = self.rebuild_with_output_id_range((0, rows), segments, device)
-        if self.device.type != "meta":
-            copy.load_state_by_row(self.state_by_row())
-
-        return copy
+        return self.shard(0, rows, getattr(self, "_output_segments", [0, rows]), device)
 
 
 def with_values(

@@ -210,6 +210,7 @@ class MCHManagedCollisionModule(IndexedMapping):
         )
         self._output_segments_tensor[len(self._output_segments) :] = -1
         self._history = []
+        self._evicted_rows = None
         self._sort()
         raw = self._mch_sorted_raw_ids
         twice = raw[1:][(raw[1:] == raw[:-1]) & (raw[1:] != NO_ID)]
@@ -219,11 +220,10 @@ class MCHManagedCollisionModule(IndexedMapping):
                 f"{int(twice[0])} more than one row; load a state that a mapping has stored"
             )
 
-    def state_by_row(self) -> dict[str, Tensor]:
+    def state_by_row(self, first: int = 0, end: int | None = None) -> dict[str, Tensor]:
         """A copy of the state in the order of the rows; the position of an id is its row."""
-        order = torch.argsort(self._mch_remapped_ids_mapping)
         state = super().state_by_row()
-        del state["_mch_remapped_ids_mapping"]
+        order = torch.argsort(state.pop("_mch_remapped_ids_mapping"))[first:end]
         return {
             name: value if name in self.once_per_table else value[order]
             for name, value in state.items()
@@ -232,11 +232,8 @@ class MCHManagedCollisionModule(IndexedMapping):
     @torch.no_grad()
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state_by_row` of a mapping onto the same rows returned."""
-        super().load_state_by_row(state)
         self._mch_remapped_ids_mapping.copy_(torch.arange(self._rows.start, self._rows.stop))
-        self._history = []
-        self._evicted_rows = None
-        self._sort()
+        super().load_state_by_row(state)
 
     def rebuild_with_output_id_range(
         self,
