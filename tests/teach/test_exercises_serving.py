@@ -28,10 +28,9 @@ def collection(*features: str, rows: int = 10, columns: int = 64) -> EmbeddingBa
 
 def test_a_request_by_hand_is_that_of_the_library():
     exercise = check.find("14.1")
-    for batch, features in exercise.cases:
+    for (batch, features), (values, lengths) in zip(exercise.cases, exercise.right, strict=True):
         kjt = kjt_from_lists({name: batch[name] for name in features})
         request = request_of(with_tensor_inputs(collection(*features), [kjt]), kjt)
-        values, lengths = exercise.solution(batch, features)
         assert request["values"].tolist() == values
         assert request["lengths"].tolist() == lengths
 
@@ -45,14 +44,11 @@ def test_a_traced_counter_stands_still():
             return x * self.calls
 
     traced = symbolic_trace(Counting())
-    assert [traced(10) for _ in range(3)] == check.find("14.2").solution
+    assert [traced(10) for _ in range(3)] == check.find("14.2").right
 
 
 def test_a_table_on_two_ranks_pools_as_one_process_does():
     whole = torch.cat([torch.arange(first, first + 8.0).view(4, 2) for first in (0, 100)])
     ids = torch.tensor([7, 1, 5, 5, 0, 3])
     pooled = nn.functional.embedding_bag(ids, whole, torch.tensor([0, 4, 4]), mode="sum")
-    exercise = check.find("14.3")
-    assert exercise.measure is not None
-    for of_rank in exercise.measure(exercise.solution):
-        assert torch.equal(of_rank.cpu(), pooled)
+    assert check.find("14.3").right == [pooled.tolist()] * 2

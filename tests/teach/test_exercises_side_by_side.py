@@ -12,10 +12,20 @@ from tutorec.teach.grading import grade
 LOADING = check.find("20.1")
 
 
-@pytest.mark.parametrize("answer", [LOADING.solution, *(one.answer for one in LOADING.mistakes)])
-def test_rows_are_loaded_where_the_solution_loads_them(answer):
-    expected = "right" if answer is LOADING.solution else "hint"
-    assert grade(LOADING, answer).status == expected
+def load_rows(model, saved):
+    """Each shard gets its rectangle of the table, a replica the whole table."""
+    for name, value in model.state_dict().items():
+        if not hasattr(value, "local_shards"):
+            value.copy_(saved[name])
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            rows, columns = shard.metadata.shard_sizes
+            shard.tensor.copy_(saved[name][row : row + rows, column : column + columns])
+
+
+def test_rows_are_loaded_by_the_offsets_of_their_shards():
+    assert grade(LOADING, load_rows).status == "right"
 
 
 def test_a_stub_is_not_attempted():
@@ -29,7 +39,6 @@ def test_an_answer_that_fails_on_a_rank_is_told_why():
 
 def test_the_ratio_of_the_solution_is_the_median_of_paired_ratios():
     exercise = check.find("20.2")
-    assert exercise.cases is not None
-    for theirs, ours in exercise.cases:
+    for (theirs, ours), right in zip(exercise.cases, exercise.right, strict=True):
         ratios = [their_time / our_time for their_time, our_time in zip(theirs, ours, strict=True)]
-        assert exercise.solution(theirs, ours) == pytest.approx(median(ratios))
+        assert right == pytest.approx(median(ratios))

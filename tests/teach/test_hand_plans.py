@@ -3,7 +3,6 @@ import pytest
 from tutorec.distributed.planner import OptimalPlanner
 from tutorec.errors import PlannerError
 from tutorec.spmd import device, held_bytes
-from tutorec.teach.exercises.ch09 import EXERCISES
 from tutorec.teach.hand_plans import (
     BUSY_VISITORS,
     DOES_NOT_FIT,
@@ -18,8 +17,26 @@ from tutorec.teach.hand_plans import (
     shop_plan,
 )
 
-EXERCISE = EXERCISES[2]
-SOLUTION = EXERCISE.solution
+SOLUTION = {
+    "visitors": ("column_wise", 0, 1),
+    "products": ("column_wise", 2, 3),
+    "queries": ("column_wise", 2, 3),
+    "sellers": ("column_wise", 0, 1),
+    "brands": ("column_wise", 2, 3),
+    "pages": "row_wise",
+    "cities": ("column_wise", 0, 1),
+    "weekdays": ("column_wise", 0, 1),
+}
+LARGEST_FIRST_IN_TURN = {
+    "visitors": "row_wise",
+    "products": ("table_wise", 1),
+    "queries": ("table_wise", 2),
+    "sellers": ("table_wise", 3),
+    "brands": ("table_wise", 0),
+    "pages": ("table_wise", 1),
+    "cities": ("table_wise", 2),
+    "weekdays": ("table_wise", 3),
+}
 
 
 def test_hand_plan_puts_tables_where_the_words_say():
@@ -33,8 +50,12 @@ def test_hand_plan_puts_tables_where_the_words_say():
 
 
 def test_each_misconception_is_seen_by_its_kind():
-    found = [judge(mistake.answer) for mistake in EXERCISE.mistakes]
-    assert found == [DOES_NOT_FIT, UNEVEN, TOO_MANY_TYPES, TOO_MUCH]
+    keeps_the_largest_whole = LARGEST_FIRST_IN_TURN | {"visitors": ("table_wise", 0)}
+    assert judge(keeps_the_largest_whole) == DOES_NOT_FIT
+    assert judge(LARGEST_FIRST_IN_TURN) == UNEVEN
+    cheapest_alone = SOLUTION | {"brands": ("table_wise", 2), "weekdays": "data_parallel"}
+    assert judge(cheapest_alone) == TOO_MANY_TYPES
+    assert judge(dict.fromkeys(TABLES, "row_wise")) == TOO_MUCH
     assert judge(SOLUTION) == GOOD
 
 

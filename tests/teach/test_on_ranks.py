@@ -3,7 +3,6 @@
 import pytest
 import torch.distributed as dist
 
-from tutorec.teach.grading import Exercise, Mistake, grade
 from tutorec.teach.on_ranks import on_ranks
 
 
@@ -24,17 +23,3 @@ def test_a_function_runs_on_every_rank():
 def test_a_function_that_fails_on_a_rank_is_a_message_with_the_rank():
     with pytest.raises(ValueError, match=r"(?s)On 2 ranks.*rank 1.*KeyError"):
         on_ranks(2, fail)
-
-
-def test_what_an_exercise_stores_is_measured_once():
-    calls = []
-
-    def measure(answer):
-        calls.append(answer)
-        return answer
-
-    stored = [Mistake("halves", 2, "Which half?"), Mistake("doubles", 8, "Once?")]
-    exercise = Exercise("99.1", "a number", 4, tuple(stored), measure=measure)
-    verdicts = [grade(exercise, answer).status for answer in (5, 6, 4, 8)]
-    assert verdicts == ["wrong", "wrong", "right", "hint"]
-    assert calls == [5, 4, 2, 8, 6, 4, 8]

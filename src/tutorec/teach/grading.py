@@ -5,71 +5,57 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 __all__ = ["Exercise", "Mistake", "Verdict", "grade", "is_untouched", "same"]
 
 
-@dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """A wrong answer that many people give, and what to tell them.
 
     Args:
-        misconception: The belief behind the answer, in a few words ("counts samples instead of
-            ids").
-        answer: The answer that this belief leads to, in the form the exercise asks for.
-        hint: One or two sentences that point at the belief and do not give the answer.
+        answer: The answer, in the form of `Exercise.right`.
+        hint: One or two sentences that point at the belief behind it and do not give the answer.
     """
 
-    misconception: str
     answer: Any
     hint: str
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One question of the book with its right answer and at least two wrong ones.
+    """One question of the book with its right answer and wrong ones that many people give.
 
-    An answer is a value (number, text, list, dict, tensor) or, where `cases` is given, a function.
-    Functions are called on every case and their results are compared, so that two different
-    programs with the same results count as the same answer.
+    An answer is a value (number, text, list, dict, tensor), or a function, whose results are
+    compared: those on `cases`, or what `measure` makes of it. Two different programs with the same
+    results count as the same answer.
 
     Args:
         id: Chapter and number, such as "01.2".
         compared: What is compared, as the object of "right: ..." ("the five offsets of the two
             features").
-        solution: The right answer.
-        mistakes: Named wrong answers; no two may be equal, and none may equal the solution.
+        right: The right answer; of a function its results.
+        mistakes: Wrong answers; no two may be equal, and none may equal the right one.
         cases: Argument tuples for an answer that is a function, the smallest first.
         tolerance: Absolute and relative tolerance for numbers.
         shape: What a well-formed answer looks like ("a list of five integers"); shown when an
-            answer is neither right nor a known mistake.
-        measure: Where many answers are right: what an answer comes to. Results are compared then,
-            and not answers. A ValueError says what is wrong with the form of an answer; its message
-            is shown.
+            answer is neither right nor one of the wrong ones.
+        measure: What an answer comes to, where it is not just called on cases. A ValueError says
+            what is wrong with the form of an answer; its message is shown.
     """
 
     id: str
     compared: str
-    solution: Any
+    right: Any
     mistakes: tuple[Mistake, ...]
-    cases: tuple[tuple[Any, ...], ...] | None = None
+    cases: tuple[tuple[Any, ...], ...] = ()
     tolerance: float = 1e-6
     shape: str = ""
     measure: Callable[[Any], Any] | None = None
-    known: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Refuse an exercise that could not tell its answers apart."""
-        if len(self.mistakes) < 2:
-            raise ValueError(
-                f"exercise {self.id!r} needs two wrong answers, has {len(self.mistakes)}"
-            )
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of `grade`: `status` ("not attempted", "right", "hint" or "wrong") and `text`."""
 
     status: str
@@ -139,7 +125,7 @@ def is_untouched(answer: Any) -> bool:
 
 
 def grade(exercise: Exercise, answer: Any) -> Verdict:
-    """Compare an answer with the solution, then with each stored mistake.
+    """Compare an answer with the right one, then with each stored wrong one.
 
     Returns:
         A verdict whose text never holds the right answer.
@@ -152,43 +138,32 @@ def _judged(exercise: Exercise, answer: Any) -> tuple[str, str]:
     """The status of an answer, and what is said about it."""
     if is_untouched(answer):
         return "not attempted", "not attempted. Fill in the `...` and run it again."
-    if exercise.cases is not None and not callable(answer):
+    if exercise.cases and not callable(answer):
         return "wrong", f"the answer must be a function, and this is {_short(answer)}."
     try:
         observed = _observe(exercise, answer)
     except ValueError as error:
         return "wrong", f"not yet. {error}"
-    if observed is ...:
+    if is_untouched(observed):
         return "not attempted", "not attempted. The function returns nothing yet."
 
-    right = _observe_stored(exercise, exercise.solution)
-    if same(observed, right, exercise.tolerance):
+    if same(observed, exercise.right, exercise.tolerance):
         return "right", f"right: {exercise.compared}."
-    for mistake in exercise.mistakes:
-        if same(observed, _observe_stored(exercise, mistake.answer), exercise.tolerance):
-            return "hint", f"not yet. {mistake.hint}"
-    return "wrong", f"not yet. {_locate(exercise, observed, right)}"
-
-
-def _observe_stored(exercise: Exercise, answer: Any) -> Any:
-    """As `_observe`, of the solution or a stored mistake, once in a process: some start ranks."""
-    if id(answer) not in exercise.known:
-        exercise.known[id(answer)] = _observe(exercise, answer)
-    return exercise.known[id(answer)]
+    for wrong, hint in exercise.mistakes:
+        if same(observed, wrong, exercise.tolerance):
+            return "hint", f"not yet. {hint}"
+    return "wrong", f"not yet. {_locate(exercise, observed)}"
 
 
 def _observe(exercise: Exercise, answer: Any) -> Any:
-    """The answer itself, what it comes to, or what the answer, a function, returns on each case.
-
-    Of a stub of a function, the dots.
+    """The answer itself, what it comes to, or what it returns on each case.
 
     Raises:
         ValueError: It cannot be judged, or fails on a case.
     """
     if exercise.measure is not None:
-        observed = exercise.measure(answer)
-        return ... if is_untouched(observed) else observed
-    if exercise.cases is None:
+        return exercise.measure(answer)
+    if not exercise.cases:
         return answer
 
     results = []
@@ -199,28 +174,34 @@ def _observe(exercise: Exercise, answer: Any) -> Any:
             raise ValueError(
                 f"On {_arguments(case)} your function raised {type(error).__name__}: {error}"
             ) from error
-    return ... if all(result is None or result is ... for result in results) else results
+    return results
 
 
-def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
+def _locate(exercise: Exercise, observed: Any) -> str:
     """Where the answer first goes wrong, without saying what would be right there."""
     expects = f" An answer here is {exercise.shape}." if exercise.shape else ""
-    if exercise.measure is not None:
-        return f"It comes to {_short(observed)}.{expects}"
+    places, value = _first_difference(observed, exercise.right, exercise.tolerance)
+    if exercise.cases:
+        case = exercise.cases[places[0]]
+        gives = _short(observed[places[0]])
+        return f"The smallest case that differs: on {_arguments(case)} your function gives {gives}."
+    if places:
+        entry = "".join(f"[{place}]" for place in places)
+        return f"Entry {entry} is the first that differs (yours: {_short(value)}).{expects}"
+    if isinstance(value, list) and isinstance(_plain(exercise.right), list):
+        return f"Your answer has {len(value)} entries, and that is not their number.{expects}"
+    return f"{_short(value)} is not it.{expects}"
 
-    actual = _plain(observed)
-    if not isinstance(actual, list) or not isinstance(_plain(right), list):
-        return f"{_short(observed)} is not it.{expects}"
-    if len(actual) != len(right):
-        entries = f"Your answer has {len(actual)} entries, and that is not the number of entries."
-        return entries + expects
 
-    pairs = zip(actual, right, strict=True)
-    wrong = [same(*pair, exercise.tolerance) for pair in pairs].index(False)
-    if exercise.cases is None:
-        return f"Entry {wrong} is the first that differs (yours: {_short(actual[wrong])})."
-    case = _arguments(exercise.cases[wrong])
-    return f"The smallest case that differs: on {case} your function gives {_short(actual[wrong])}."
+def _first_difference(left: Any, right: Any, tolerance: float) -> tuple[list[int], Any]:
+    """Positions in nested lists that lead to where two answers differ first, and what left has."""
+    left = _plain(left)
+    right = _plain(right)
+    if not isinstance(left, list) or not isinstance(right, list) or len(left) != len(right):
+        return [], left
+    position = [same(*pair, tolerance) for pair in zip(left, right, strict=True)].index(False)
+    places, value = _first_difference(left[position], right[position], tolerance)
+    return [position, *places], value
 
 
 def _arguments(case: tuple[Any, ...]) -> str:

@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -47,29 +43,10 @@ class _TwoCollections(nn.Module):
 def _collection(*features: str) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(
-                name=f"{feature}_table",
-                num_embeddings=_ROWS[feature],
-                embedding_dim=4,
-                feature_names=[feature],
-            )
+            EmbeddingBagConfig(_ROWS[feature], 4, f"{feature}_table", feature_names=[feature])
             for feature in features
         ]
     )
-
-
-def _shard(model: _TwoCollections, paths: tuple[str, ...], last: int, rate: float) -> nn.Module:
-    """Shards the collections at these paths; the second table of each is on rank `last`."""
-    plans = {}
-    for path in paths:
-        collection: EmbeddingBagCollection = getattr(model, path)
-        first, second = (config.name for config in collection.embedding_bag_configs())
-        placement = {first: table_wise(rank=0), second: table_wise(rank=last)}
-        plans[path] = construct_module_sharding_plan(collection, placement, world_size=2)
-
-    fused = {"optimizer": "exact_sgd", "learning_rate": rate}
-    sharders = [EmbeddingBagCollectionSharder(fused)]
-    return DistributedModelParallel(model, plan=ShardingPlan(plans), sharders=sharders)
 
 
 def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
@@ -84,104 +61,114 @@ def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
         if model is ... or model is None:
             return ...
 
-        shapes = {
-            name.split(".")[-2]: list(weight.shape)
-            for name, weight in model.named_parameters()
-            if "_table" in name
-        }
-
+        names = [name for name, _ in model.named_parameters() if "_table" in name]
         batch = kjt_from_lists(_BATCHES[rank]).to(device())
         scores = model(batch)
         scores.square().mean().backward()
-        return shapes, scores.tolist(), model(batch).tolist()
+        tables = {name.split(".")[-2].removesuffix("_table") for name in names}
+        return tables, scores.tolist(), model(batch).tolist()
 
     return on_ranks(2, step, timeout=60)
 
 
+def _in_one_process(
+    *held: set[str], rate: float = 0.5, trained: tuple[str, ...] = ("shop", "search")
+) -> list[Any]:
+    """What two ranks that hold these tables return, of a model that is not sharded.
+
+    Args:
+        held: Tables of each rank.
+        rate: Of the tables.
+        trained: The collections whose tables move.
+    """
+    model = _TwoCollections()
+    batches = [kjt_from_lists(batch) for batch in _BATCHES]
+    before = [model(batch) for batch in batches]
+    torch.cat(before).square().mean().backward()
+    for collection in trained:
+        torch.optim.SGD(model.get_submodule(collection).parameters(), rate).step()
+    after = [model(batch).detach() for batch in batches]
+    return [
+        (tables, scores.detach(), later)
+        for tables, scores, later in zip(held, before, after, strict=True)
+    ]
+
+
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
-        id="05.1",
+        "05.1",
         compared="1,000 pooled rows of 64 floats for each rank that is not the owner",
-        solution=3 * 1_000 * 64 * 4,
+        right=768_000,
         mistakes=(
             Mistake(
-                "sends its own samples' rows too",
-                4 * 1_000 * 64 * 4,
+                1_024_000,
                 "That counts 1,000 rows for each of the four ranks. Which rank's rows need not be "
                 "sent?",
             ),
             Mistake(
-                "sends the table",
-                1_000 * 64 * 4,
+                256_000,
                 "That is what one other rank receives. How many other ranks have samples?",
             ),
             Mistake(
-                "counts numbers, not bytes",
-                3 * 1_000 * 64,
+                192_000,
                 "Those are numbers; a float32 has more than one byte.",
             ),
         ),
         shape="a number of bytes",
     ),
     Exercise(
-        id="05.2",
+        "05.2",
         compared="gradients 1 and 3 of two of the 8 samples of the global mean",
-        solution=0.8 * (1 + 3) / 8,
+        right=0.4,
         mistakes=(
             Mistake(
-                "adds the means of the ranks",
-                0.8 * (1 + 3) / 4,
+                0.8,
                 "That adds the two ranks' means. The gradients of two ranks are averaged, not "
                 "added.",
             ),
             Mistake(
-                "ignores rank 1",
-                0.8 * 1 / 4,
+                0.2,
                 "That is rank 0 alone. The gradient of rank 1 goes to the same row.",
             ),
             Mistake(
-                "ignores rank 0",
-                0.8 * 3 / 4,
+                0.6,
                 "That is rank 1 alone. The gradient of rank 0 goes to the same row.",
             ),
             Mistake(
-                "averages over the two samples that read the row",
-                0.8 * (1 + 3) / 2,
+                1.6,
                 "The loss is a mean over all samples, and not only over those with this row.",
             ),
             Mistake(
-                "ignores the means",
-                0.8 * (1 + 3),
+                3.2,
                 "That is the gradient of the sum of all losses; the loss here is a mean.",
             ),
         ),
         shape="one number",
     ),
     Exercise(
-        id="05.3",
+        "05.3",
         compared="each table on one of two ranks, and the scores before and after a step",
-        solution=lambda model: _shard(model, ("shop", "search"), last=1, rate=0.5),
+        right=_in_one_process({"user", "query"}, {"item", "page"}),
         measure=_on_two_ranks,
-        tolerance=1e-5,
         mistakes=(
             Mistake(
-                "leaves the second collection out of the plan",
-                lambda model: _shard(model, ("shop",), last=1, rate=0.5),
+                _in_one_process(
+                    {"user", "query", "page"}, {"item", "query", "page"}, trained=("shop",)
+                ),
                 "Both ranks hold `query_table` and `page_table`: a collection that the plan does "
                 "not name is copied.",
             ),
             Mistake(
-                "puts all tables on rank 0",
-                lambda model: _shard(model, ("shop", "search"), last=0, rate=0.5),
+                _in_one_process({"user", "item", "query", "page"}, set()),
                 "Rank 0 holds all four tables. Which ones should rank 1 hold?",
             ),
             Mistake(
-                "names no optimizer for the tables",
-                lambda model: _shard(model, ("shop", "search"), last=1, rate=0.01),
+                _in_one_process({"user", "query"}, {"item", "page"}, rate=0.01),
                 "Each table is on the right rank, but its rows move too little. Which line names "
                 "the optimizer of the tables?",
             ),
         ),
+        tolerance=1e-05,
         shape="a function that returns the sharded model",
     ),
 )
