@@ -8,19 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Exercise", "Mistake", "Verdict", "grade", "is_untouched", "same"]
-
-
-class Mistake(NamedTuple):
-    """A wrong answer that many people give, and what to tell them.
-
-    Args:
-        answer: The answer, in the form of `Exercise.right`.
-        hint: One or two sentences that point at the belief behind it and do not give the answer.
-    """
-
-    answer: Any
-    hint: str
+__all__ = ["Exercise", "Verdict", "grade", "is_untouched", "same"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +24,9 @@ class Exercise:
         compared: What is compared, as the object of "right: ..." ("the five offsets of the two
             features").
         right: The right answer; of a function its results.
-        mistakes: Wrong answers; no two may be equal, and none may equal the right one.
+        mistakes: A hint -> the wrong answer that it is for, in the form of `right`; many people
+            give it. A hint is one or two sentences that point at the belief behind the answer and
+            do not give the right one. All answers differ.
         cases: Argument tuples for an answer that is a function, the smallest first.
         tolerance: Absolute and relative tolerance for numbers.
         shape: What a well-formed answer looks like ("a list of five integers"); shown when an
@@ -48,7 +38,7 @@ class Exercise:
     id: str
     compared: str
     right: Any
-    mistakes: tuple[Mistake, ...]
+    mistakes: Mapping[str, Any]
     cases: tuple[tuple[Any, ...], ...] = ()
     tolerance: float = 1e-6
     shape: str = ""
@@ -149,7 +139,7 @@ def _judged(exercise: Exercise, answer: Any) -> tuple[str, str]:
 
     if same(observed, exercise.right, exercise.tolerance):
         return "right", f"right: {exercise.compared}."
-    for wrong, hint in exercise.mistakes:
+    for hint, wrong in exercise.mistakes.items():
         if same(observed, wrong, exercise.tolerance):
             return "hint", f"not yet. {hint}"
     return "wrong", f"not yet. {_locate(exercise, observed)}"

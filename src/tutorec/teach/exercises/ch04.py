@@ -5,35 +5,26 @@ from __future__ import annotations
 import torch
 
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import per_rank
-
-__all__ = ["EXERCISES"]
 
 _SUM = 10 * torch.arange(16)
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "04.1",
         compared="the two messages that rank 1 holds, and their order",
         right=["a1", "b1"],
-        mistakes=(
-            Mistake(
-                ["a0", "a1", "b0", "b1"],
-                "That is what an all-gather delivers: everything to everybody. Here every message "
-                "has one address.",
-            ),
-            Mistake(
-                ["b0", "b1"],
-                "These are the messages that rank 1 sent. To whom is message 0 of rank 1 "
-                "addressed?",
-            ),
-            Mistake(
-                ["a0", "a1"],
-                "That would be a swap of whole lists. A message is addressed by its place in the "
-                "sender's list.",
-            ),
-        ),
+        mistakes={
+            "That is what an all-gather delivers: everything to everybody. Here every message "
+            "has one address.": ["a0", "a1", "b0", "b1"],
+            "These are the messages that rank 1 sent. To whom is message 0 of rank 1 addressed?": [
+                "b0",
+                "b1",
+            ],
+            "That would be a swap of whole lists. A message is addressed by its place in the "
+            "sender's list.": ["a0", "a1"],
+        },
         shape='a list of messages, such as ["a0", "b0"]',
     ),
     Exercise(
@@ -45,17 +36,13 @@ EXERCISES: tuple[Exercise, ...] = (
             lambda rank: (torch.arange(16.0, device=device()) * (rank + 1), rank, 4),
             {"send": 0, "isend": 0},
         ),
-        mistakes=(
-            Mistake(
-                [(_SUM, 192)] * 4,
-                "The sum is right, and each rank sends 3 whole tensors, where 1.5 are enough. "
-                "Which part of them does a rank need, to add up its own part?",
-            ),
-            Mistake(
-                [(block, 48) for block in _SUM.chunk(4)],
-                "Each rank has the finished sum of one part. How do the parts get to the others?",
-            ),
-        ),
+        mistakes={
+            "The sum is right, and each rank sends 3 whole tensors, where 1.5 are enough. "
+            "Which part of them does a rank need, to add up its own part?": [(_SUM, 192)] * 4,
+            "Each rank has the finished sum of one part. How do the parts get to the others?": [
+                (block, 48) for block in _SUM.chunk(4)
+            ],
+        },
         tolerance=0.0001,
         shape="a function that returns a tensor as long as the one that it gets",
     ),
@@ -63,18 +50,12 @@ EXERCISES: tuple[Exercise, ...] = (
         "04.3",
         compared="the rank where the trouble began",
         right=2,
-        mistakes=(
-            Mistake(
-                3,
-                "Rank 3 reports what it saw: the other end of its connection went away. Why did "
-                "it go away?",
-            ),
-            Mistake(
-                [0, 1, 3],
-                "These three report that a connection was closed. Which rank could have closed it "
-                "without reporting anything?",
-            ),
-        ),
+        mistakes={
+            "Rank 3 reports what it saw: the other end of its connection went away. Why did "
+            "it go away?": 3,
+            "These three report that a connection was closed. Which rank could have closed it "
+            "without reporting anything?": [0, 1, 3],
+        },
         shape="the number of a rank",
     ),
 )

@@ -13,10 +13,8 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import on_ranks
-
-__all__ = ["EXERCISES"]
 
 _ROWS = {"user": 40, "item": 30, "query": 20, "page": 10}
 _BATCHES = (
@@ -94,55 +92,31 @@ def _in_one_process(
     ]
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "05.1",
         compared="1,000 pooled rows of 64 floats for each rank that is not the owner",
         right=768_000,
-        mistakes=(
-            Mistake(
-                1_024_000,
-                "That counts 1,000 rows for each of the four ranks. Which rank's rows need not be "
-                "sent?",
-            ),
-            Mistake(
-                256_000,
-                "That is what one other rank receives. How many other ranks have samples?",
-            ),
-            Mistake(
-                192_000,
-                "Those are numbers; a float32 has more than one byte.",
-            ),
-        ),
+        mistakes={
+            "That counts 1,000 rows for each of the four ranks. Which rank's rows need not be "
+            "sent?": 1_024_000,
+            "That is what one other rank receives. How many other ranks have samples?": 256_000,
+            "Those are numbers; a float32 has more than one byte.": 192_000,
+        },
         shape="a number of bytes",
     ),
     Exercise(
         "05.2",
         compared="gradients 1 and 3 of two of the 8 samples of the global mean",
         right=0.4,
-        mistakes=(
-            Mistake(
-                0.8,
-                "That adds the two ranks' means. The gradients of two ranks are averaged, not "
-                "added.",
-            ),
-            Mistake(
-                0.2,
-                "That is rank 0 alone. The gradient of rank 1 goes to the same row.",
-            ),
-            Mistake(
-                0.6,
-                "That is rank 1 alone. The gradient of rank 0 goes to the same row.",
-            ),
-            Mistake(
-                1.6,
-                "The loss is a mean over all samples, and not only over those with this row.",
-            ),
-            Mistake(
-                3.2,
-                "That is the gradient of the sum of all losses; the loss here is a mean.",
-            ),
-        ),
+        mistakes={
+            "That adds the two ranks' means. The gradients of two ranks are averaged, not "
+            "added.": 0.8,
+            "That is rank 0 alone. The gradient of rank 1 goes to the same row.": 0.2,
+            "That is rank 1 alone. The gradient of rank 0 goes to the same row.": 0.6,
+            "The loss is a mean over all samples, and not only over those with this row.": 1.6,
+            "That is the gradient of the sum of all losses; the loss here is a mean.": 3.2,
+        },
         shape="one number",
     ),
     Exercise(
@@ -150,24 +124,19 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="each table on one of two ranks, and the scores before and after a step",
         right=_in_one_process({"user", "query"}, {"item", "page"}),
         measure=_on_two_ranks,
-        mistakes=(
-            Mistake(
-                _in_one_process(
-                    {"user", "query", "page"}, {"item", "query", "page"}, trained=("shop",)
-                ),
-                "Both ranks hold `query_table` and `page_table`: a collection that the plan does "
-                "not name is copied.",
+        mistakes={
+            "Both ranks hold `query_table` and `page_table`: a collection that the plan does "
+            "not name is copied.": _in_one_process(
+                {"user", "query", "page"}, {"item", "query", "page"}, trained=("shop",)
             ),
-            Mistake(
-                _in_one_process({"user", "item", "query", "page"}, set()),
-                "Rank 0 holds all four tables. Which ones should rank 1 hold?",
+            "Rank 0 holds all four tables. Which ones should rank 1 hold?": _in_one_process(
+                {"user", "item", "query", "page"}, set()
             ),
-            Mistake(
-                _in_one_process({"user", "query"}, {"item", "page"}, rate=0.01),
-                "Each table is on the right rank, but its rows move too little. Which line names "
-                "the optimizer of the tables?",
+            "Each table is on the right rank, but its rows move too little. Which line names "
+            "the optimizer of the tables?": _in_one_process(
+                {"user", "query"}, {"item", "page"}, rate=0.01
             ),
-        ),
+        },
         tolerance=1e-05,
         shape="a function that returns the sharded model",
     ),

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import per_rank
-
-__all__ = ["EXERCISES"]
 
 # For each of two ranks: the ids of its three bags.
 _BAGS = ([[7, 2, 6], [], [1]], [[5], [3, 4, 4], [0]])
@@ -29,30 +27,18 @@ def _inputs(rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return (_COLUMNS + 100 * rank).to(device()), ids, lengths
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "07.1",
         compared="the bag length at which the two formulas are equal",
         right=96,
-        mistakes=(
-            Mistake(
-                48,
-                "That counts pooled rows only. Their gradients are sent, too.",
-            ),
-            Mistake(
-                384,
-                "2 D holds for ids and floats of 4 bytes. How many bytes do they take here?",
-            ),
-            Mistake(
-                192,
-                "Ids take 8 bytes, as you say. How many does a float16 take?",
-            ),
-            Mistake(
-                768,
-                "Write both byte formulas with W = 8, set them equal and cancel what they share. "
-                "Is W still there?",
-            ),
-        ),
+        mistakes={
+            "That counts pooled rows only. Their gradients are sent, too.": 48,
+            "2 D holds for ids and floats of 4 bytes. How many bytes do they take here?": 384,
+            "Ids take 8 bytes, as you say. How many does a float16 take?": 192,
+            "Write both byte formulas with W = 8, set them equal and cancel what they share. "
+            "Is W still there?": 768,
+        },
         shape="a number of ids",
     ),
     Exercise(
@@ -60,23 +46,14 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="(rank, row there) for ids of tables of 10, 8 and 3 rows",
         right=[(2, 1), (3, 0), (1, 1), (2, 0)],
         cases=((7, 10, 4), (9, 10, 4), (5, 8, 2), (2, 3, 4)),
-        mistakes=(
-            Mistake(
-                [(3, 1), (4, 1), (1, 1), (2, 0)],
-                "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does each "
-                "rank take?",
-            ),
-            Mistake(
-                [(3, 1), (1, 2), (1, 2), (2, 0)],
-                "That deals single rows out in turn. Row-wise gives each rank one range of "
-                "neighbouring rows.",
-            ),
-            Mistake(
-                [(2, 7), (3, 9), (1, 5), (2, 2)],
-                "The rank is right. Each rank numbers its own rows from 0: which number has the "
-                "row there?",
-            ),
-        ),
+        mistakes={
+            "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does each "
+            "rank take?": [(3, 1), (4, 1), (1, 1), (2, 0)],
+            "That deals single rows out in turn. Row-wise gives each rank one range of "
+            "neighbouring rows.": [(3, 1), (1, 2), (1, 2), (2, 0)],
+            "The rank is right. Each rank numbers its own rows from 0: which number has the "
+            "row there?": [(2, 7), (3, 9), (1, 5), (2, 2)],
+        },
         shape=("a function of (identity, rows, world_size) that returns a pair of integers"),
     ),
     Exercise(
@@ -84,25 +61,16 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="two ranks get the sums of their bags, with the columns of both in order",
         right=[torch.cat([_sums(bags, 0), _sums(bags, 1)], 1) for bags in _BAGS],
         measure=per_rank(2, _inputs),
-        mistakes=(
-            Mistake(
-                [_sums(bags, 0) + _sums(bags, 1) for bags in _BAGS],
-                "Your rows are too narrow: partial sums are added, but these parts are different "
-                "columns.",
-            ),
-            Mistake(
-                [_sums(bags, rank) for rank, bags in enumerate(_BAGS)],
-                "A bag's rank has some of the columns. Which ranks have the others, and what must "
-                "they be sent?",
-            ),
-            Mistake(
-                [
-                    torch.cat([_sums(bags, rank), _sums(bags, 1 - rank)], 1)
-                    for rank, bags in enumerate(_BAGS)
-                ],
-                "All parts are there. In which order are the columns of the table?",
-            ),
-        ),
+        mistakes={
+            "Your rows are too narrow: partial sums are added, but these parts are different "
+            "columns.": [_sums(bags, 0) + _sums(bags, 1) for bags in _BAGS],
+            "A bag's rank has some of the columns. Which ranks have the others, and what must "
+            "they be sent?": [_sums(bags, rank) for rank, bags in enumerate(_BAGS)],
+            "All parts are there. In which order are the columns of the table?": [
+                torch.cat([_sums(bags, rank), _sums(bags, 1 - rank)], 1)
+                for rank, bags in enumerate(_BAGS)
+            ],
+        },
         shape="a function that returns a tensor [bags, all columns]",
     ),
 )

@@ -17,7 +17,7 @@ from tutorec.distributed.sharding_plan import (
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.held import held_bytes
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.hand_plans import (
     DOES_NOT_FIT,
     GOOD,
@@ -30,8 +30,6 @@ from tutorec.teach.hand_plans import (
     sharder,
 )
 from tutorec.teach.on_ranks import on_ranks
-
-__all__ = ["EXERCISES"]
 
 Sizes = Mapping[str, tuple[int, int]]
 
@@ -110,28 +108,19 @@ def _held(rank: int, tables: Sizes, words: Mapping[str, Any]) -> int:
     return held_bytes(sharded)
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "09.1",
         compared="longest first ends at 10 ms, the best plan at 9 ms",
         right=(10, 9),
-        mistakes=(
-            Mistake(
-                (9, 9),
-                "The best is 9, but that is not where longest first ends. Go through it: 5, then "
-                "4, then a 3; onto which rank does each go?",
-            ),
-            Mistake(
-                (10, 10),
-                "Longest first does end at 10. Can the five tables be divided into two halves of "
-                "equal time?",
-            ),
-            Mistake(
-                (12, 9),
-                "12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at the "
-                "milliseconds that a rank already has.",
-            ),
-        ),
+        mistakes={
+            "The best is 9, but that is not where longest first ends. Go through it: 5, then "
+            "4, then a 3; onto which rank does each go?": (9, 9),
+            "Longest first does end at 10. Can the five tables be divided into two halves of "
+            "equal time?": (10, 10),
+            "12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at the "
+            "milliseconds that a rank already has.": (12, 9),
+        },
         shape="a pair of milliseconds, (longest first, best)",
     ),
     Exercise(
@@ -139,18 +128,12 @@ EXERCISES: tuple[Exercise, ...] = (
         compared=_EVEN,
         right=_EVEN,
         measure=_run_plans,
-        mistakes=(
-            Mistake(
-                _LOPSIDED,
-                "One rank holds much more than the other. Is there a table that is larger than a "
-                "rank may hold?",
-            ),
-            Mistake(
-                _CUT,
-                "Both ranks hold the same, but you cut tables that could stay whole. Which of "
-                "them are larger than a rank may hold?",
-            ),
-        ),
+        mistakes={
+            "One rank holds much more than the other. Is there a table that is larger than a "
+            "rank may hold?": _LOPSIDED,
+            "Both ranks hold the same, but you cut tables that could stay whole. Which of "
+            "them are larger than a rank may hold?": _CUT,
+        },
         shape="a function that returns the plan",
     ),
     Exercise(
@@ -158,31 +141,19 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="a plan within 5 % of the planner's",
         right=GOOD,
         measure=judge,
-        mistakes=(
-            Mistake(
-                DOES_NOT_FIT,
-                "This does not fit. A rank has room for 63 GiB, and the visitors take 73. Which "
-                "cuts make shards that fit?",
-            ),
-            Mistake(
-                UNEVEN,
-                "It fits, but one rank is busy for much longer than the others, with these bags. "
-                "Compare milliseconds and not gigabytes: which tables make that rank slow? Can "
-                "they be cut, or move?",
-            ),
-            Mistake(
-                TOO_MANY_TYPES,
-                "Lookups take almost as long as in the planner's plan. But how many sharding "
-                "types does your plan use, and what does each of them cost in exchanges before it "
-                "has sent a byte?",
-            ),
-            Mistake(
-                TOO_MUCH,
-                "All ranks are equally busy, but for too long. For which of these tables does "
-                "cutting by rows take more time, summed over all ranks, than keeping the table "
-                "whole?",
-            ),
-        ),
+        mistakes={
+            "This does not fit. A rank has room for 63 GiB, and the visitors take 73. Which "
+            "cuts make shards that fit?": DOES_NOT_FIT,
+            "It fits, but one rank is busy for much longer than the others, with these bags. "
+            "Compare milliseconds and not gigabytes: which tables make that rank slow? Can "
+            "they be cut, or move?": UNEVEN,
+            "Lookups take almost as long as in the planner's plan. But how many sharding "
+            "types does your plan use, and what does each of them cost in exchanges before it "
+            "has sent a byte?": TOO_MANY_TYPES,
+            "All ranks are equally busy, but for too long. For which of these tables does "
+            "cutting by rows take more time, summed over all ranks, than keeping the table "
+            "whole?": TOO_MUCH,
+        },
         shape="a plan that takes at most 5 % more than the planner's",
     ),
 )

@@ -7,9 +7,7 @@ from typing import Any
 
 from tutorec.errors import PlannerError, RankError, RankTimeoutError
 from tutorec.spmd.pool import Ranks
-from tutorec.teach.grading import Exercise, Mistake
-
-__all__ = ["EXERCISES"]
+from tutorec.teach.grading import Exercise
 
 _SHORT = "table 'visitors' needs 7.3 GiB, and a rank has 6.2 GiB"
 _WAITS = "a rank waits for what the other one does not send"
@@ -50,26 +48,17 @@ def _on_two_ranks(function: Callable[..., Any]) -> Any:
         raise ValueError(f"On two ranks it ends with: {error}") from error
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "09b.1",
         compared="the most that can be saved is 0.1 of 2.1 ms",
         right=100 * 0.1 / 2.1,
-        mistakes=(
-            Mistake(
-                100 * 0.1 / 2.0,
-                "The saving is a part of the time that the plan takes now.",
-            ),
-            Mistake(
-                100.0,
-                "A bound limits what can be saved: no plan takes less than 2.0 ms.",
-            ),
-            Mistake(
-                0.0,
-                "Perhaps nothing can be saved, but that is not proven. What is the most that the "
-                "bound leaves?",
-            ),
-        ),
+        mistakes={
+            "The saving is a part of the time that the plan takes now.": 100 * 0.1 / 2.0,
+            "A bound limits what can be saved: no plan takes less than 2.0 ms.": 100.0,
+            "Perhaps nothing can be saved, but that is not proven. What is the most that the "
+            "bound leaves?": 0.0,
+        },
         tolerance=0.01,
         shape="a percentage of the plan's time",
     ),
@@ -78,17 +67,16 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="rank 0 plans once, and both ranks get its plan or its error",
         right=[(1, "a plan of rank 0"), (0, "a plan of rank 0"), (1, _SHORT), (0, _SHORT)],
         measure=_on_two_ranks,
-        mistakes=(
-            Mistake(
-                [(1, "a plan of rank 0"), (1, "a plan of rank 1"), (1, _SHORT), (1, _SHORT)],
-                "Both ranks make a plan, and the two plans differ. Who may call make_plan?",
-            ),
-            Mistake(
-                _WAITS,
-                "Where make_plan raises, one rank waits for a plan that never comes. What does "
-                "rank 0 send then?",
-            ),
-        ),
+        mistakes={
+            "Both ranks make a plan, and the two plans differ. Who may call make_plan?": [
+                (1, "a plan of rank 0"),
+                (1, "a plan of rank 1"),
+                (1, _SHORT),
+                (1, _SHORT),
+            ],
+            "Where make_plan raises, one rank waits for a plan that never comes. What does "
+            "rank 0 send then?": _WAITS,
+        },
         shape="a function that returns the plan of rank 0",
     ),
 )

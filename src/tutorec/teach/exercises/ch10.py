@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import per_rank
-
-__all__ = ["EXERCISES"]
 
 Stored = list[tuple[int, int, int, Tensor]]
 
@@ -34,7 +32,7 @@ def _inputs(rank: int) -> tuple[Tensor, list[int]]:
     return _TABLE.split(_ROW_COUNTS)[rank].to(device()), _ROW_COUNTS
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "10.1",
         compared=("each row has the mean of the stored numbers over the columns of the new shard"),
@@ -44,23 +42,18 @@ EXERCISES: tuple[Exercise, ...] = (
             (_TWO_WIDTHS, 0, 0, 4, 8),
             (_IN_BOTH_DIRECTIONS, 1, 2, 3, 4),
         ),
-        mistakes=(
-            Mistake(
-                [[2, 3], [5, 6, 7, 8], [4, 8, 9]],
-                "A row of the new shard can overlap with several stored shards, and each has a "
-                "number for it. Does the last one replace the others?",
-            ),
-            Mistake(
-                [[2, 3], [3, 4, 5, 6], [3, 6.5, 7.5]],
-                "Two stored shards may share different numbers of columns with the new one. How "
-                "much does each of them count?",
-            ),
-            Mistake(
-                [[2, 3], [6, 8, 10, 12], [6, 13, 15]],
-                "Each stored number is a mean over columns already. Is the mean over all columns "
-                "the sum of these means?",
-            ),
-        ),
+        mistakes={
+            "A row of the new shard can overlap with several stored shards, and each has a "
+            "number for it. Does the last one replace the others?": [
+                [2, 3],
+                [5, 6, 7, 8],
+                [4, 8, 9],
+            ],
+            "Two stored shards may share different numbers of columns with the new one. How "
+            "much does each of them count?": [[2, 3], [3, 4, 5, 6], [3, 6.5, 7.5]],
+            "Each stored number is a mean over columns already. Is the mean over all columns "
+            "the sum of these means?": [[2, 3], [6, 8, 10, 12], [6, 13, 15]],
+        },
         shape="a function that returns a tensor [rows]",
     ),
     Exercise(
@@ -68,39 +61,27 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="two ranks have all rows, of two columns each",
         right=[_TABLE[:, :2], _TABLE[:, 2:]],
         measure=per_rank(2, _inputs),
-        mistakes=(
-            Mistake(
-                [_TABLE[:3, :2], _TABLE[3:, 2:]],
-                "Those are this rank's columns of its own rows. Where are the other rows of these "
-                "columns?",
-            ),
-            Mistake(
-                [_TABLE[:, :2]] * 2,
-                "Every rank now has columns 0 and 1. Which columns should rank 1 receive?",
-            ),
-        ),
+        mistakes={
+            "Those are this rank's columns of its own rows. Where are the other rows of these "
+            "columns?": [_TABLE[:3, :2], _TABLE[3:, 2:]],
+            "Every rank now has columns 0 and 1. Which columns should rank 1 receive?": [
+                _TABLE[:, :2]
+            ]
+            * 2,
+        },
         shape=("a function that returns a tensor [rows of all ranks, columns of this rank]"),
     ),
     Exercise(
         "10.3",
         compared="the interval at which saving costs as much as failures do",
         right=600,
-        mistakes=(
-            Mistake(
-                (18 * 10_000) ** 0.5,
-                "A failure comes at any moment of the interval, so half of it is lost on average, "
-                "not all of it.",
-            ),
-            Mistake(
-                10_000,
-                "Then, on average, half of the time between two failures is lost. Saving costs "
-                "little at this interval; where are the costs equal?",
-            ),
-            Mistake(
-                18,
-                "Then a run does nothing but save: 18 / 18 of its time.",
-            ),
-        ),
+        mistakes={
+            "A failure comes at any moment of the interval, so half of it is lost on average, "
+            "not all of it.": (18 * 10_000) ** 0.5,
+            "Then, on average, half of the time between two failures is lost. Saving costs "
+            "little at this interval; where are the costs equal?": 10_000,
+            "Then a run does nothing but save: 18 / 18 of its time.": 18,
+        },
         shape="a number of seconds",
     ),
 )

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import per_rank
-
-__all__ = ["EXERCISES"]
 
 _RATE = 0.02
 _EPS = 1e-8
@@ -97,29 +95,20 @@ def _moved(*ranks: int, divided_by: int = 1) -> Tensor:
     return weight - _RATE * gradient / (root + _EPS)
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "11.1",
         compared="the weights after two steps of partial row-wise Adam",
         right=_after_two_steps(_partial_rowwise_adam),
         measure=_after_two_steps,
-        mistakes=(
-            Mistake(
-                _after_two_steps(_not_corrected),
-                "The averages started from zero and are still small in step 3. Which two "
-                "divisions by a function of t make up for that?",
-            ),
-            Mistake(
-                _after_two_steps(_all_rows),
-                "Rows moved that are not in the batch. Whose m and v does a fused optimizer "
-                "change?",
-            ),
-            Mistake(
-                _after_two_steps(_square_of_mean),
-                "In v, gradients of +1 and -1 do not cancel. Which comes first, the square or the "
-                "mean?",
-            ),
-        ),
+        mistakes={
+            "The averages started from zero and are still small in step 3. Which two "
+            "divisions by a function of t make up for that?": _after_two_steps(_not_corrected),
+            "Rows moved that are not in the batch. Whose m and v does a fused optimizer "
+            "change?": _after_two_steps(_all_rows),
+            "In v, gradients of +1 and -1 do not cancel. Which comes first, the square or the "
+            "mean?": _after_two_steps(_square_of_mean),
+        },
         tolerance=1e-05,
         shape="a function that moves the rows and returns weight, [R, D]",
     ),
@@ -128,23 +117,14 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="two ranks end with equal copies, moved by the mean of their gradients",
         right=[_moved(0, 1, divided_by=2)] * 2,
         measure=per_rank(2, _inputs),
-        mistakes=(
-            Mistake(
-                [_moved(0), _moved(1)],
-                "After this step the two copies differ. What does a rank have to know before it "
-                "moves a row?",
-            ),
-            Mistake(
-                [_moved(0, 1)] * 2,
-                "The copies are equal, but the state and the step come from the sum over ranks. "
-                "What does the text divide it by?",
-            ),
-            Mistake(
-                [(_moved(0) + _moved(1)) / 2] * 2,
-                "The copies are equal, but each rank has divided its gradient by a state of its "
-                "own. Exchange gradients, and move once.",
-            ),
-        ),
+        mistakes={
+            "After this step the two copies differ. What does a rank have to know before it "
+            "moves a row?": [_moved(0), _moved(1)],
+            "The copies are equal, but the state and the step come from the sum over ranks. "
+            "What does the text divide it by?": [_moved(0, 1)] * 2,
+            "The copies are equal, but each rank has divided its gradient by a state of its "
+            "own. Exchange gradients, and move once.": [(_moved(0) + _moved(1)) / 2] * 2,
+        },
         tolerance=1e-05,
         shape="a function that returns weight, [R, D]",
     ),
@@ -152,22 +132,13 @@ EXERCISES: tuple[Exercise, ...] = (
         "11.3",
         compared="a late row begins with a step of 0.1 / sqrt(0.001) rates",
         right=0.1 / 0.001**0.5,
-        mistakes=(
-            Mistake(
-                1.0,
-                "That is so in batch 1, where both averages are corrected for their start. In "
-                "batch one million there is nothing left to correct, and the row's averages still "
-                "start from zero.",
-            ),
-            Mistake(
-                0.1,
-                "0.1 is what the average m makes of a first gradient of 1. By what is it divided?",
-            ),
-            Mistake(
-                100.0,
-                "The average of the squares is 0.001. The step divides by its root.",
-            ),
-        ),
+        mistakes={
+            "That is so in batch 1, where both averages are corrected for their start. In "
+            "batch one million there is nothing left to correct, and the row's averages still "
+            "start from zero.": 1.0,
+            "0.1 is what the average m makes of a first gradient of 1. By what is it divided?": 0.1,
+            "The average of the squares is 0.001. The step divides by its root.": 100.0,
+        },
         tolerance=0.005,
         shape="a number of rates",
     ),

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tutorec.teach.grading import Exercise, Mistake
-
-__all__ = ["EXERCISES"]
+from tutorec.teach.grading import Exercise
 
 
 @dataclass
@@ -84,7 +82,7 @@ def _schedule(ids: int, rows: int) -> list[tuple[Sequence[int], list[int], list[
     ]
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "15.1",
         compared="the times of four steps",
@@ -95,18 +93,16 @@ EXERCISES: tuple[Exercise, ...] = (
             (30.0, 10.0, 40.0, 60.0),
             (30.0, 10.0, 45.0, 50.0),
         ),
-        mistakes=(
-            Mistake(
-                [45, 50, 70, 60],
-                "The rank asks for the ids after the forward. What hides them, besides the "
-                "backward?",
-            ),
-            Mistake(
-                [40, 50, 70, 65],
-                "The ids go on travelling while the rank waits for the rows. How much of their "
-                "way is left when the forward ends?",
-            ),
-        ),
+        mistakes={
+            "The rank asks for the ids after the forward. What hides them, besides the backward?": [
+                45,
+                50,
+                70,
+                60,
+            ],
+            "The ids go on travelling while the rank waits for the rows. How much of their "
+            "way is left when the forward ends?": [40, 50, 70, 65],
+        },
         shape="a function that returns milliseconds",
     ),
     Exercise(
@@ -117,28 +113,19 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         right=_schedule(ids=1, rows=1),
         measure=lambda pipeline: [_run(pipeline, count) for count in (0, 1, 2, 5)],
-        mistakes=(
-            Mistake(
-                _schedule(ids=0, rows=0),
-                "Every batch is trained, and nothing travels meanwhile: each message is sent and "
-                "awaited in the step of its own batch.",
-            ),
-            Mistake(
-                _schedule(ids=2, rows=0),
-                "The ids travel while a batch is trained, the rows do not. When can the rows of "
-                "the next batch be looked up?",
-            ),
-            Mistake(
-                [
-                    ([], [], []),
-                    ([], [], []),
-                    ([], [], [None]),
-                    ([0, 1, 2], [1, 1, None], [1, 1, None, None]),
-                ],
-                "The last two batches are not trained. Which batches are in flight when the "
-                "iterator ends?",
-            ),
-        ),
+        mistakes={
+            "Every batch is trained, and nothing travels meanwhile: each message is sent and "
+            "awaited in the step of its own batch.": _schedule(ids=0, rows=0),
+            "The ids travel while a batch is trained, the rows do not. When can the rows of "
+            "the next batch be looked up?": _schedule(ids=2, rows=0),
+            "The last two batches are not trained. Which batches are in flight when the "
+            "iterator ends?": [
+                ([], [], []),
+                ([], [], []),
+                ([], [], [None]),
+                ([0, 1, 2], [1, 1, None], [1, 1, None, None]),
+            ],
+        },
         shape="a generator of losses that trains all batches in order",
     ),
 )

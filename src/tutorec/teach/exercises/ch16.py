@@ -11,9 +11,7 @@ from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollecti
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.lists import kjt_from_lists
-from tutorec.teach.grading import Exercise, Mistake
-
-__all__ = ["EXERCISES"]
+from tutorec.teach.grading import Exercise
 
 _TABLE = EmbeddingBagConfig(10, 8, "item_table", feature_names=["item"])
 _IDS = torch.arange(10)
@@ -56,29 +54,20 @@ def _rows(left: Tensor, right: Tensor, width: int) -> Tensor:
     return torch.cat([rows, rows[[7, 2, 2]].sum(0, keepdim=True)])
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "16.1",
         compared="the stored rows of four quotient-remainder tables",
         right=[7, 8, 64, 5200],
         cases=((12, 4), (13, 4), (1024, 32), (1_000_000, 5_000)),
-        mistakes=(
-            Mistake(
-                [7, 7, 64, 5200],
-                "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what is "
-                "its quotient?",
-            ),
-            Mistake(
-                [8, 8, 64, 10_000],
-                "The remainder table has as many rows as there are buckets. What is the largest "
-                "quotient?",
-            ),
-            Mistake(
-                [8, 8, 64, 2000],
-                "That is the fewest rows that any number of buckets gives. How many does this "
-                "number give?",
-            ),
-        ),
+        mistakes={
+            "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what is "
+            "its quotient?": [7, 7, 64, 5200],
+            "The remainder table has as many rows as there are buckets. What is the largest "
+            "quotient?": [8, 8, 64, 10_000],
+            "That is the fewest rows that any number of buckets gives. How many does this "
+            "number give?": [8, 8, 64, 2000],
+        },
         shape="a function that returns one number of rows",
     ),
     Exercise(
@@ -86,33 +75,18 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="the two ids of the twins of three bags, the smaller first",
         right=[[2, 5], [1, 2], [1, 5]],
         cases=((1, 6, 4), (1, 2, 4), (5, 1, 4)),
-        mistakes=(
-            Mistake(
-                [[2, 5], [2, 1], [5, 1]],
-                "The ids are right. For ids 1 and 2 with 4 buckets the larger one comes first: "
-                "put them in order.",
-            ),
-            Mistake(
-                [[2, 5], [2, 1], [1, 5]],
-                "Look at ids that share a quotient or a remainder, such as 1 and 2 with 4 "
-                "buckets: in which order do you return them?",
-            ),
-            Mistake(
-                [[1, 6], [1, 2], [1, 5]],
-                "This bag has the same rows in both tables. Which other two ids have these four "
-                "rows, too?",
-            ),
-            Mistake(
-                [[2, 2], [1, 2], [1, 2]],
-                "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
-                "with 4 buckets: what is done to q before r is added?",
-            ),
-            Mistake(
-                [[2, 5], [1, 2], [0, 6]],
-                "The ids add up to the same number, but no table is looked up by a sum. Which "
-                "rows do these ids read, table by table?",
-            ),
-        ),
+        mistakes={
+            "The ids are right. For ids 1 and 2 with 4 buckets the larger one comes first: "
+            "put them in order.": [[2, 5], [2, 1], [5, 1]],
+            "Look at ids that share a quotient or a remainder, such as 1 and 2 with 4 "
+            "buckets: in which order do you return them?": [[2, 5], [2, 1], [1, 5]],
+            "This bag has the same rows in both tables. Which other two ids have these four "
+            "rows, too?": [[1, 6], [1, 2], [1, 5]],
+            "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
+            "with 4 buckets: what is done to q before r is added?": [[2, 2], [1, 2], [1, 2]],
+            "The ids add up to the same number, but no table is looked up by a sum. Which "
+            "rows do these ids read, table by table?": [[2, 5], [1, 2], [0, 6]],
+        },
         shape="a function that returns a list of two ids, the smaller first",
     ),
     Exercise(
@@ -120,23 +94,14 @@ EXERCISES: tuple[Exercise, ...] = (
         compared="the rows of ten ids, and the sum of a bag of three",
         right=_rows(_HASHED, 100 + _IDS, 6),
         measure=_pooled,
-        mistakes=(
-            Mistake(
-                _rows(100 + _IDS, _HASHED, 2),
-                "Each row has the right numbers in another order of columns. Which part comes "
-                "last?",
-            ),
-            Mistake(
-                _rows(_IDS % 3, 100 + _IDS, 6),
-                "The shared row is the remainder of the id here. Which function of the library "
-                "chooses it?",
-            ),
-            Mistake(
-                _rows(_HASHED, 100 + _IDS, 2),
-                "`own` columns are shared here, and the others are not. How wide is each of the "
-                "two parts?",
-            ),
-        ),
+        mistakes={
+            "Each row has the right numbers in another order of columns. Which part comes "
+            "last?": _rows(100 + _IDS, _HASHED, 2),
+            "The shared row is the remainder of the id here. Which function of the library "
+            "chooses it?": _rows(_IDS % 3, 100 + _IDS, 6),
+            "`own` columns are shared here, and the others are not. How wide is each of the "
+            "two parts?": _rows(_HASHED, 100 + _IDS, 2),
+        },
         shape="a class with `parts` and `combine`",
     ),
 )

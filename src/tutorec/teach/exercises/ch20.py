@@ -20,10 +20,8 @@ from tutorec.distributed.sharding_plan import (
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.rank import device
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import on_ranks
-
-__all__ = ["EXERCISES"]
 
 _SAVED = torch.arange(1.0, 33).view(4, 8)  # of each table
 _TOP, _BOTTOM = _SAVED.chunk(2)
@@ -64,29 +62,26 @@ def _held(value: Any) -> Any:
     return rows.tolist()
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "20.1",
         compared="the rows of three tables on two ranks: by rows, by columns, replicated",
         right=[(_TOP, _LEFT, _SAVED), (_BOTTOM, _RIGHT, _SAVED)],
         measure=_loaded,
-        mistakes=(
-            Mistake(
-                [(_TOP, _LEFT, _SAVED)] * 2,
-                "The second rank gets the numbers of the first. What does `shard_offsets` of its "
-                "shards say?",
-            ),
-            Mistake(
-                [(_TOP, _LEFT, _SAVED), (_BOTTOM, _LEFT, _SAVED)],
-                "The table that is cut by rows is right. Where do the columns of the second rank "
-                "begin in the table that is cut by columns?",
-            ),
-            Mistake(
-                [(_TOP, _LEFT, 0 * _SAVED), (_BOTTOM, _RIGHT, 0 * _SAVED)],
-                "The two tables with shards are right. Every rank has all rows of a replicated "
-                "table, as a plain tensor: who fills it?",
-            ),
-        ),
+        mistakes={
+            "The second rank gets the numbers of the first. What does `shard_offsets` of its "
+            "shards say?": [(_TOP, _LEFT, _SAVED)] * 2,
+            "The table that is cut by rows is right. Where do the columns of the second rank "
+            "begin in the table that is cut by columns?": [
+                (_TOP, _LEFT, _SAVED),
+                (_BOTTOM, _LEFT, _SAVED),
+            ],
+            "The two tables with shards are right. Every rank has all rows of a replicated "
+            "table, as a plain tensor: who fills it?": [
+                (_TOP, _LEFT, 0 * _SAVED),
+                (_BOTTOM, _RIGHT, 0 * _SAVED),
+            ],
+        },
         shape="a function that fills the model and returns nothing",
     ),
     Exercise(
@@ -98,26 +93,22 @@ EXERCISES: tuple[Exercise, ...] = (
             ([1.0, 9.0, 1.1], [1.0, 1.0, 1.0]),
             ([3.0, 1.0, 1.2, 3.6], [1.0, 1.0, 3.0, 3.0]),
         ),
-        mistakes=(
-            Mistake(
-                [2.2, 1.1, 1.05],
-                "Each median may come from another round, a fast one or a slow one. What does a "
-                "slow round not change?",
-            ),
-            Mistake(
-                [2.64, 3.7, 1.4],
-                "You divide round by round, as you should. One round that was disturbed in the "
-                "middle moves your number; which kind of average does it hardly move?",
-            ),
-            Mistake(
-                [18.6 / 9, 3.7, 1.1],
-                "A slow round takes three times as long, and counts three times in a sum.",
-            ),
-            Mistake(
-                [0.5, 1 / 1.1, 0.5 * (1 + 1 / 1.2)],
-                "How many times as long do *they* take?",
-            ),
-        ),
+        mistakes={
+            "Each median may come from another round, a fast one or a slow one. What does a "
+            "slow round not change?": [2.2, 1.1, 1.05],
+            "You divide round by round, as you should. One round that was disturbed in the "
+            "middle moves your number; which kind of average does it hardly move?": [
+                2.64,
+                3.7,
+                1.4,
+            ],
+            "A slow round takes three times as long, and counts three times in a sum.": [
+                18.6 / 9,
+                3.7,
+                1.1,
+            ],
+            "How many times as long do *they* take?": [0.5, 1 / 1.1, 0.5 * (1 + 1 / 1.2)],
+        },
         shape="a function that returns a number",
     ),
 )

@@ -18,9 +18,7 @@ from tutorec.nano import (
     run_ranks,
     sgd,
 )
-from tutorec.teach.grading import Exercise, Mistake
-
-__all__ = ["EXERCISES"]
+from tutorec.teach.grading import Exercise
 
 _TABLE = Table("product", rows=9, columns=4, features=("viewed",))
 _START = torch.arange(36.0).view(9, 4)
@@ -79,28 +77,23 @@ def _answer(sums: list[Tensor], table: Tensor) -> list[Any]:
 _SUMS, _AFTER = _one_process()
 _LEFT = torch.tensor([1, 1, 0, 0])
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "nano.1",
         compared="four ranks hold what they should, and train the table that one rank would",
         right=_answer(_SUMS, _AFTER),
         measure=_trained,
-        mistakes=(
-            Mistake(
-                _answer([sums * _LEFT for sums in _SUMS], torch.where(_LEFT > 0, _AFTER, _START)),
-                "Half of the columns of every sum are zeros. How many ranks hold a part of an "
-                "id's row, and which of them were told of it?",
+        mistakes={
+            "Half of the columns of every sum are zeros. How many ranks hold a part of an "
+            "id's row, and which of them were told of it?": _answer(
+                [sums * _LEFT for sums in _SUMS], torch.where(_LEFT > 0, _AFTER, _START)
             ),
-            Mistake(
-                _answer(*_one_process(rows=5)),
-                "Some sums are too small. The ids of a bag may lie in several blocks of rows.",
+            "Some sums are too small. The ids of a bag may lie in several blocks of rows.": _answer(
+                *_one_process(rows=5)
             ),
-            Mistake(
-                _answer([sums.roll(2, 1) for sums in _SUMS], _AFTER),
-                "The numbers are right and stand in the wrong columns: even ranks hold the left "
-                "half.",
-            ),
-        ),
+            "The numbers are right and stand in the wrong columns: even ranks hold the left "
+            "half.": _answer([sums.roll(2, 1) for sums in _SUMS], _AFTER),
+        },
         tolerance=0.0001,
         shape="a class with region, send_ids and send_rows_back",
     ),

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.grading import Exercise
 
-__all__ = ["EXERCISES"]
-
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "own.1",
         compared="what each user clicked before, on a log out of order",
         right=[[[4], [], [], [2]]],
         cases=(([7, 7, 8, 7], [1, 2, 3, 4], [4, 1, 2, 3], 1),),
-        mistakes=(
-            Mistake(
-                [[[1], [2], [3], [4]]],
-                "A bag holds the answer: the click that the model is to find.",
-            ),
-            Mistake(
-                [[[], [1], [], [2]]],
-                "Some bags hold clicks that came later. Files are not always in order.",
-            ),
-        ),
+        mistakes={
+            "A bag holds the answer: the click that the model is to find.": [[[1], [2], [3], [4]]],
+            "Some bags hold clicks that came later. Files are not always in order.": [
+                [[], [1], [], [2]]
+            ],
+        },
         shape="a function that returns a list of lists",
     ),
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tutorec.teach.grading import Exercise, Mistake
-
-__all__ = ["EXERCISES"]
+from tutorec.teach.grading import Exercise
 
 
 class _Server:
@@ -26,24 +24,18 @@ class _Server:
         return number, lambda request: number * request
 
 
-EXERCISES: tuple[Exercise, ...] = (
+EXERCISES = (
     Exercise(
         "server.1",
         compared="number and score, of a server whose model is replaced at every look",
         right=[(1, 10)],
         cases=((_Server(1), 10),),
-        mistakes=(
-            Mistake(
-                [(1, 20)],
-                "Your score is that of a newer model than your number says. How often do you read "
-                "`server.current`?",
-            ),
-            Mistake(
-                [(2, 10)],
-                "Your number is that of a newer model than your score. What may happen between "
-                "two looks at `server.current`?",
-            ),
-        ),
+        mistakes={
+            "Your score is that of a newer model than your number says. How often do you read "
+            "`server.current`?": [(1, 20)],
+            "Your number is that of a newer model than your score. What may happen between "
+            "two looks at `server.current`?": [(2, 10)],
+        },
         shape="a function that returns a pair, number and score",
     ),
 )
