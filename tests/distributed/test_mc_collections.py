@@ -757,6 +757,52 @@ def test_unbounded_ids_find_the_rank_of_their_bucket(ranks, buckets):
         assert rows == expected
 
 
+def ids_without_rows(pooled: bool, weighted: bool, returned: bool) -> str:
+    """The error of a batch of which a mapping takes ids out of their lists."""
+    table, where = configs(pooled)[0], device()
+    table.num_embeddings = 16
+    mapped = HashZchManagedCollisionModule(16, where, 2, max_probe=1, disable_fallback=True)
+    mappings = ManagedCollisionCollection({"t0": mapped}, [table])
+    if pooled:
+        tables = EmbeddingBagCollection([table], is_weighted=weighted, device=where)
+        module = ManagedCollisionEmbeddingBagCollection(tables, mappings, returned)
+    else:
+        tables = EmbeddingCollection([table], device=where)
+        module = ManagedCollisionEmbeddingCollection(tables, mappings, returned)
+
+    sharder = sharder_of(pooled)
+    plan = construct_module_sharding_plan(module, {"t0": row_wise()}, sharder)
+    made = sharder.shard(module, plan, ShardingEnv.from_process_group(group()))
+    ids = torch.arange(40)
+    batch = KeyedJaggedTensor(
+        ["a", "b"], ids, ids.float() if weighted else None, torch.full((8,), 5)
+    )
+    try:
+        made(batch.to(where))[0].wait()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("pooled", "weighted", "returned", "is_refused"),
+    [
+        (False, False, False, True),
+        (True, True, False, True),
+        (True, False, True, True),
+        (True, False, False, False),
+    ],
+)
+def test_ids_without_a_row_are_refused_where_each_needs_one(
+    ranks, pooled, weighted, returned, is_refused
+):
+    for text in ranks(2).run(ids_without_rows, pooled, weighted, returned):
+        assert bool(text) == is_refused
+        assert not text or all(
+            fact in text for fact in ("'a', 'b'", "'t0'", "disable_fallback=False")
+        )
+
+
 def refused(kind: str) -> str:
     try:
         if kind == "replicas":

@@ -20,6 +20,7 @@ from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -135,7 +136,7 @@ def stream(batches: int, size: int, ids: int, seed: int = 0) -> Iterator[Tensor]
         yield names[(ids**draws - 1).long() + batch]
 
 
-def train(module: GrowingManagedCollisionModule, ids: Tensor) -> Tensor:
+def train(module: ManagedCollisionModule, ids: Tensor) -> Tensor:
     return module({"t": JaggedTensor(ids, lengths=torch.tensor([len(ids)]))})["t"].values()
 
 
@@ -210,7 +211,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(buckets: int) ->
             assert (None if one is None else one.tolist()) == (
                 None if other is None else other.tolist()
             )
-    assert together._joint_lookup is not None and called._joint_lookup is None
+    assert together._remapper._joint_lookup is not None and called._remapper._joint_lookup is None
     assert str(together.report()) == str(called.report())
     assert all(
         torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items()

@@ -183,6 +183,15 @@ def test_a_feature_with_the_read_only_suffix_changes_nothing():
     assert rows_of(module, [1, 2], "f_readonly") == known
 
 
+@pytest.mark.parametrize("by_feature", [False, True])
+def test_a_collection_looks_up_read_only_features_by_name(by_feature: bool):
+    module = mapping(8, enable_per_feature_lookups=by_feature)
+    collection = ManagedCollisionCollection({"t": module}, [table("t", 8, ["f", "g_readonly"])])
+    features = ["f", "g_readonly"]
+    collection(KeyedJaggedTensor(features, torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2])))
+    assert int(module.open_slots()) == (7 if by_feature else 5)
+
+
 def test_ids_without_a_row_are_taken_out_with_their_weights():
     module = mapping(16, disable_fallback=True).eval()
     module.train()
@@ -459,7 +468,7 @@ def test_an_index_finds_the_rows_that_probing_finds(buckets: int):
             expected = [*rows_of(modules["a"], ids[:20]), *rows_of(modules["b"], ids[20:])]
             assert collection(batch(ids)).values().tolist() == expected
             # Once made, the lookup of both tables stays, and its indices follow the changes.
-            together = collection._joint_lookup
+            together = collection._remapper._joint_lookup
             assert (together is not None) == (place > 0 or number > 0)
 
 
@@ -513,10 +522,10 @@ def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
     for module in joint.values():
         module.eval()
     with hour(24):
-        while collection._joint_lookup is None:  # until as many ids as rows were probed
+        while collection._remapper._joint_lookup is None:  # until as many ids as rows were probed
             collection(batch)
     copied = copy.deepcopy(collection)
-    assert copied._joint_lookup is None
+    assert copied._remapper._joint_lookup is None
     first._hash_zch_identities.data.fill_(5)
     held = copied._managed_collision_modules[configs[0].name].get_parameter("_hash_zch_identities")
     assert torch.equal(held, alone[configs[0].name]._hash_zch_identities)

@@ -327,7 +327,10 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
     for number in range(9):
         if number == 5:
             together, before = copy.deepcopy(together), together
-            assert before._joint_lookup is not None and together._joint_lookup is None
+            assert (
+                before._remapper._joint_lookup is not None
+                and together._remapper._joint_lookup is None
+            )
         together.train(number % 3 != 1)
         called.train(number % 3 != 1)
         lengths = torch.randint(0, 4, (9,), generator=draw)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
-from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollectionSharder,
     BaseShardedManagedCollisionEmbeddingCollection,
@@ -33,34 +33,18 @@ class ShardedManagedCollisionEmbeddingCollection(BaseShardedManagedCollisionEmbe
         TorchRec's ``torchrec.distributed.mc_embedding.ShardedManagedCollisionEmbeddingCollection``.
     """
 
-    @property
-    def _embedding_collection(self) -> ShardedEmbeddingCollection:
-        return cast(ShardedEmbeddingCollection, self._embedding_module)
-
     def _remapped(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[ArrivedIds]
     ) -> list[ArrivedIds]:
         mappings = self._managed_collision_collection
-        counts = [ids.counts for ids in dist_input]
         batches = [
             as_batch(ids, keys) for ids, keys in zip(dist_input, mappings.slot_keys, strict=True)
         ]
-        remapped_batches = mappings.compute(ctx, batches)
-
-        remapped_ids: list[ArrivedIds] = []
-        for batch, remapped, rank_counts in zip(batches, remapped_batches, counts, strict=True):
-            ids = batch.values().numel()
-            rows = remapped.values().numel()
-            if ids != rows:
-                raise ValueError(
-                    f"{ids} ids of {batch.keys()} are to have a row each, and their mappings have "
-                    f"given {rows} of them one: use mappings that have a row for every id "
-                    "(disable_fallback=False or no_bag=True)"
-                )
-            values = rank_major(remapped.values(), rank_counts)
-            remapped_ids.append(ArrivedIds(values, rank_counts))
-
-        return remapped_ids
+        remapped = mappings.compute(ctx, batches, needs_all_rows=True)
+        return [
+            ArrivedIds(rank_major(rows.values(), ids.counts), ids.counts)
+            for rows, ids in zip(remapped, dist_input, strict=True)
+        ]
 
 
 class ManagedCollisionEmbeddingCollectionSharder(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import KJTList
-from tutorec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollectionSharder,
     BaseShardedManagedCollisionEmbeddingCollection,
@@ -35,12 +32,11 @@ class ShardedManagedCollisionEmbeddingBagCollection(BaseShardedManagedCollisionE
         ``torchrec.distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection``.
     """
 
-    @property
-    def _embedding_bag_collection(self) -> ShardedEmbeddingBagCollection:
-        return cast(ShardedEmbeddingBagCollection, self._embedding_module)
-
     def _remapped(self, ctx: ManagedCollisionCollectionContext, dist_input: KJTList) -> KJTList:
-        return KJTList(self._managed_collision_collection.compute(ctx, dist_input.features))
+        rows = self._managed_collision_collection.compute(
+            ctx, dist_input.features, self._return_remapped_features
+        )
+        return KJTList(rows)
 
 
 class ManagedCollisionEmbeddingBagCollectionSharder(

@@ -32,18 +32,19 @@ from tutorec.distributed.core.raw_ids import RawIds
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import BatchContext
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
 from tutorec.distributed.sharding.sequence_sharding import RowOrder
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.state.state_dict import local_shard, sharded_tensor
 from tutorec.modules.mc_base import ManagedCollisionModule
-from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.modules.mc_modules import ManagedCollisionCollection, TableRemapper
 from tutorec.modules.mch_module import NO_ID
 from tutorec.sparse.hashing import bucket_of
 from tutorec.sparse.jagged import jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import ids_by_offsets, ints_on_device
+from tutorec.sparse.layout import ids_by_offsets, ints_on_device, segment_sums
 from tutorec.spmd.rank import device as own_device
 
 REMAPPED_IDS_STAGE = "remapped ids"
@@ -56,8 +57,7 @@ class ManagedCollisionCollectionContext(BatchContext):
     """State of one batch between its exchanges.
 
     Args:
-        remapped_kjt: For each sharding every sample's rows of my slots, counted from the first row
-            that I hold.
+        remapped_kjt: For each sharding every sample's rows of my slots, in the whole tables.
         evictions_per_table: Table -> rows of mine that this batch has given to other ids.
         arrived: For each sharding every sample's raw ids of my slots.
 
@@ -173,8 +173,8 @@ class ShardedManagedCollisionCollection(nn.Module):
         device: Where this rank's tables live.
         embedding_shardings: Those of the collection of tables, which say where rows are.
         qcomm_codecs_registry: TorchRec's; ids travel as they are.
-        use_index_dedup: Whether the collection sends an id once that a feature has several times in
-            a batch; it is then counted once.
+        use_index_dedup: TorchRec's; has no effect. Where the collection sends an id once that a
+            feature has several times in a batch, it is counted once.
 
     Attributes:
         mappings: Those of all tables, in the order in which the shardings take them.
@@ -204,7 +204,6 @@ class ShardedManagedCollisionCollection(nn.Module):
         super().__init__()
         self._env = env
         self._device = device
-        self._use_index_dedup = use_index_dedup
         self._shardings = list(embedding_shardings)
         self._managed_collision_modules = nn.ModuleDict()
         self.mappings: list[TableMapping] = []
@@ -224,6 +223,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         self._features_per_table = [len(mapping.table.features) for mapping in self.mappings]
         self._need_preprocess = module.need_preprocess
         self._local_tables = [self._find_local_tables(sharding) for sharding in self._shardings]
+        self._remappers = [_remapper(local_tables) for local_tables in self._local_tables]
         self._orders = [
             RowOrder(sharding.slots, sharding.route, columns=1) for sharding in self._shardings
         ]
@@ -254,31 +254,39 @@ class ShardedManagedCollisionCollection(nn.Module):
         return features._with_ids(ids, features.weights_or_none())
 
     def compute(
-        self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[KeyedJaggedTensor]
+        self,
+        ctx: ManagedCollisionCollectionContext,
+        dist_input: Sequence[KeyedJaggedTensor],
+        needs_all_rows: bool = False,
     ) -> list[KeyedJaggedTensor]:
-        """All samples' raw ids of this rank's shards -> its rows; in training mappings learn."""
+        """All samples' raw ids of this rank's shards -> its rows; in training mappings learn.
+
+        Args:
+            ctx: The context of the batch.
+            dist_input: The raw ids, for each sharding.
+            needs_all_rows: Whether each id must have a row, as where rows are not pooled.
+
+        Raises:
+            ValueError: A mapping has taken ids out of their lists that must have a row.
+        """
         ctx.arrived = list(dist_input)
-        ctx.remapped_kjt = [
-            self._remapped(batch, local_tables)
-            for batch, local_tables in zip(ctx.arrived, self._local_tables, strict=True)
-        ]
+        for remapper, batch in zip(self._remappers, dist_input, strict=True):
+            ctx.remapped_kjt.append(_remapped(remapper, batch, needs_all_rows))
+
         ctx.evictions_per_table = self.evict()
-        return ctx.remapped_kjt
+        return [
+            _counted_from_first_row(rows, local_tables)
+            for rows, local_tables in zip(ctx.remapped_kjt, self._local_tables, strict=True)
+        ]
 
     def output_dist(
         self, ctx: ManagedCollisionCollectionContext, output: Sequence[KeyedJaggedTensor]
     ) -> LazyAwaitable[KeyedJaggedTensor]:
-        """The result of ``compute`` -> this rank's samples, with table rows instead of raw ids.
-
-        Raises:
-            ValueError: A mapping has taken ids out of their lists, so that there is no row for each
-                id.
-        """
+        """The result of ``compute``, all rows -> this rank's samples, rows instead of raw ids."""
         arriving = [
             self._send_back(*exchange)
             for exchange in zip(
                 self._shardings,
-                self._local_tables,
                 ctx.arrived,
                 output,
                 ctx.sharding_contexts,
@@ -373,66 +381,16 @@ class ShardedManagedCollisionCollection(nn.Module):
 
     # --- one batch
 
-    def _remapped(
-        self, batch: KeyedJaggedTensor, local_tables: Sequence[_LocalTable]
-    ) -> KeyedJaggedTensor:
-        """Raw ids of my slots -> rows, counted from the first row of this rank."""
-        if not local_tables:
-            return batch
-
-        batches = batch.split([table.slots for table in local_tables])
-        remapped = [
-            _remapped_table(table_batch, table.mapping)
-            for table_batch, table in zip(batches, local_tables, strict=True)
-        ]
-        values = torch.cat([rows for rows, _ in remapped])
-        if values.numel() == batch.values().numel():
-            return batch._with_ids(values, batch.weights_or_none())
-
-        if batch.weights_or_none() is not None:
-            raise ValueError(
-                f"the mappings of tables {_names(local_tables)} take ids without a row out of "
-                "their lists, and these ids have weights: use mappings that have a row for every "
-                "id (disable_fallback=False)"
-            )
-
-        variable = batch.variable_stride_per_key()
-        lengths = torch.cat([lengths for _, lengths in remapped])
-        strides = batch._layout._stride_per_key_per_rank if variable else None
-        stride = None if variable else batch.stride()
-        return KeyedJaggedTensor._from_parts(
-            batch.keys(), values, None, lengths, None, stride, None, strides
-        )
-
     def _send_back(
         self,
         sharding: EmbeddingSharding,
-        local_tables: Sequence[_LocalTable],
         arrived: KeyedJaggedTensor,
         remapped: KeyedJaggedTensor,
         ctx: EmbeddingShardingContext,
     ) -> Awaitable[torch.Tensor]:
-        """Rows of every rank's ids in my slots -> promise of the rows of my ids."""
-        if remapped.values().numel() != arrived.values().numel():
-            raise ValueError(
-                f"{arrived.values().numel()} ids have arrived for tables {_names(local_tables)}, "
-                f"and their mappings have taken all but {remapped.values().numel()} out of their "
-                "lists: use mappings that have a row for every id, or "
-                "return_remapped_features=False"
-            )
-
+        """Rows of all ranks' ids in local slots -> awaitable of the rows of this rank's ids."""
         slots = sharding.slots
-        first_rows: list[int] = []
-        for table in local_tables:
-            first_rows += [table.mapping.first_row] * table.slots
-
-        numbers = ints_on_device(
-            [first_rows, arrived.length_per_key()], torch.int64, remapped.device()
-        )
-        rows = remapped.values() + numbers[0].repeat_interleave(
-            numbers[1], output_size=remapped.values().numel()
-        )
-
+        rows = remapped.values()
         group = slots.process_group()
         if group is None or slots.env.world_size == 1:
             return NoWait(rows)
@@ -452,13 +410,8 @@ def _store_sharded(
         return
 
     for key, table, full in module.row_state(prefix):
-        trailing = list(full.shape[1:])
-        rectangles: list[tuple[list[int], list[int], int]] = []
-        for shard in table.shards:
-            if shard.rows:
-                offsets = [shard.row_offset, *[0] * len(trailing)]
-                rectangles.append((offsets, [shard.rows, *trailing], shard.rank))
-
+        shards = [shard for shard in table.shards if shard.rows]
+        rectangles = [(*_block(shard, full), shard.rank) for shard in shards]
         local = [state_dict.pop(key)] if key in state_dict else []
         state_dict[key] = sharded_tensor(
             full.shape, rectangles, local, full.dtype, module._env, module._device
@@ -477,12 +430,16 @@ def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any)
             continue
 
         if isinstance(value, ShardedTensor):
-            sizes = [shard.rows, *full.shape[1:]]
-            offsets = [shard.row_offset, *[0] * (len(sizes) - 1)]
             owner = f"the mapping of table {table.name!r}"
-            state_dict[key] = local_shard(value, offsets, sizes, owner)
+            state_dict[key] = local_shard(value, *_block(shard, full), owner)
         else:
             state_dict[key] = value[shard.row_offset : shard.row_offset + shard.rows]
+
+
+def _block(shard: TableShard, full: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Offsets and sizes of the rows of a shard, in a state of all rows ``[R, ...]``."""
+    trailing = list(full.shape[1:])
+    return [shard.row_offset, *[0] * len(trailing)], [shard.rows, *trailing]
 
 
 def as_batch(ids: ArrivedIds, keys: Sequence[str]) -> KeyedJaggedTensor:
@@ -554,11 +511,7 @@ def _count_ids(module: ManagedCollisionCollection, mapping: TableMapping) -> int
     source = cast(ManagedCollisionModule, module._managed_collision_modules[mapping.table.name])
     if source.row_ids is None or source.device.type == "meta":
         return 0
-    return int((source.state_by_row()[source.row_ids] != NO_ID).sum())
-
-
-def _names(local_tables: Sequence[_LocalTable]) -> list[str]:
-    return [table.mapping.table.name for table in local_tables]
+    return int((source.get_buffer(source.row_ids) != NO_ID).sum())
 
 
 def _preprocessed(mapping: TableMapping, batch: KeyedJaggedTensor) -> torch.Tensor:
@@ -568,26 +521,47 @@ def _preprocessed(mapping: TableMapping, batch: KeyedJaggedTensor) -> torch.Tens
     return mapping.full.preprocess({name: lists})[name].values()
 
 
-def _remapped_table(
-    batch: KeyedJaggedTensor, mapping: TableMapping
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows for one table's ids, counted from its first row, and list lengths."""
-    module = mapping.local
-    if module is None:  # this rank has no row of the table, and no id was sent to it
-        return batch.values(), batch.lengths()
+def _remapper(local_tables: Sequence[_LocalTable]) -> TableRemapper:
+    """What remaps the ids of this rank's tables of a sharding."""
+    modules = {table.mapping.table.name: table.mapping.local for table in local_tables}
+    return TableRemapper(modules, [table.slots for table in local_tables], is_preprocessed=True)
 
-    has_read_only_keys = any(key.endswith(module.read_only_suffix) for key in batch.keys())
-    if module._enable_per_feature_lookups and has_read_only_keys:
-        features = batch.to_dict()
-    else:
-        counts = torch.tensor(batch.length_per_key()) if module.wants_feature_lengths else None
-        lists = jagged_from_parts(batch.values(), counts, batch.lengths(), None)
-        features = {mapping.table.name: lists}
 
-    remapped = module.remap(module.profile(features)).values()
-    rows = torch.cat([lists.values() for lists in remapped])
-    lengths = torch.cat([lists.lengths() for lists in remapped])
-    return rows - mapping.first_row, lengths
+def _remapped(
+    remapper: TableRemapper, batch: KeyedJaggedTensor, needs_all_rows: bool
+) -> KeyedJaggedTensor:
+    """Raw ids of this rank's slots -> rows of the whole tables."""
+    if not batch.keys():
+        return batch
+
+    remapped = remapper.remap(batch)
+    ids = batch.values().numel()
+    rows = remapped.values().numel()
+    if rows < ids and (needs_all_rows or batch.weights_or_none() is not None):
+        raise ValueError(
+            f"{ids} ids of features {batch.keys()} have arrived for tables {remapper.tables}, and "
+            f"their mappings have taken all but {rows} out of their lists: use mappings that have "
+            "a row for every id (disable_fallback=False or no_bag=True), or for pooled rows "
+            "return_remapped_features=False and ids that have no weights"
+        )
+
+    return remapped
+
+
+def _counted_from_first_row(
+    rows: KeyedJaggedTensor, local_tables: Sequence[_LocalTable]
+) -> KeyedJaggedTensor:
+    """Rows of the whole tables -> rows of this rank."""
+    first_rows = [table.mapping.first_row for table in local_tables]
+    if not any(first_rows):
+        return rows
+
+    counts = segment_sums(rows.length_per_key(), [table.slots for table in local_tables])
+    values = [
+        table_rows - first_row
+        for table_rows, first_row in zip(rows.values().split(counts), first_rows, strict=True)
+    ]
+    return rows._with_ids(torch.cat(values), rows.weights_or_none())
 
 
 def _check_placed(table: Table) -> None:
@@ -667,10 +641,8 @@ class InferManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         embedding_shardings: Sequence[Any],
         device: torch.device | None = None,
     ) -> ManagedCollisionCollection:
-        """The mappings themselves if they are on the device, else copies."""
+        """A collection of the mappings that are on the device, and of copies of the others."""
         device = torch.device(device or "cpu")
         mappings = {name: mapping.on(device) for name, mapping in module._modules_by_table()}
-        if [*mappings.values()] == [*module._managed_collision_modules.values()]:
-            return module
         configs = module.embedding_configs()
         return ManagedCollisionCollection(mappings, configs, module.need_preprocess).eval()

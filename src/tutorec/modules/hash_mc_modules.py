@@ -157,8 +157,8 @@ class HashZchManagedCollisionModule(IndexedMapping):
             one.
         track_id_freq: Whether uses of ids are counted.
         read_only_suffix: Features whose name ends so are looked up only.
-        enable_per_feature_lookups: Whether a sharded collection passes features one by one, so that
-            names are known.
+        enable_per_feature_lookups: Whether a collection passes features one by one, so that names
+            are known.
         no_bag: With ``disable_fallback``: whether an id without a row stays in its place, with row
             0.
         write_runtime_meta_dim: Columns of numbers that a caller keeps for each id.

@@ -32,8 +32,8 @@ class ManagedCollisionModule(nn.Module):
         skip_state_validation: Whether the mapping keeps no record of its segments; it cannot be
             sharded again then.
         read_only_suffix: End of the names of features that are remapped and not observed.
-        enable_per_feature_lookups: Whether a sharded module passes features one by one, not one
-            list for each table.
+        enable_per_feature_lookups: Whether a collection passes features one by one where a name
+            ends with the suffix, not one list for each table.
 
     Attributes:
         counts: Lookups, lookups of ids with a row, and evictions, for ``report()`` of a collection.

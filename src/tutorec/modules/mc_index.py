@@ -187,12 +187,12 @@ class JointLookup:
     date.
 
     Args:
-        modules: Table name -> mapping.
+        modules: Table name -> mapping; `joint_lookup` says whether they can be looked up so.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, IndexedMapping]) -> None:
         self._names = [*modules]
-        self._modules = [cast(IndexedMapping, module) for module in modules.values()]
+        self._modules = [*modules.values()]
         self._indices = IdIndices(
             [module.output_size() for module in self._modules],
             [module.absent_row for module in self._modules],
@@ -201,28 +201,21 @@ class JointLookup:
         for module, index in zip(self._modules, self._indices.tables, strict=True):
             module.use_index(index)
 
-    @staticmethod
-    def can_serve(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these mappings can be looked up in one call instead of one by one."""
-        distinct = {*modules.values()}
-        settings = {_settings(module) for module in distinct}
-        return len(distinct) == len(modules) and len(settings) == 1 and None not in settings
-
-    def serves(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these are the mappings, and all use their part of the indices."""
-        tables = zip(modules.values(), self._indices.tables, strict=True)
+    def is_in_use(self) -> bool:
+        """Whether all mappings use their part of the indices."""
+        tables = zip(self._modules, self._indices.tables, strict=True)
         return all(module._index is index for module, index in tables)
 
     @torch.no_grad()
-    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each raw id [N]; the first ``counts[0]`` are of the first mapping, and so on.
+    def rows(self, ids: Tensor, counts: Sequence[int], is_preprocessed: bool = False) -> Tensor:
+        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on.
 
         In training mode the mappings learn first.
         """
         for module in self._modules:
             module.refresh_index()
 
-        hashed = self._modules[0].hash_ids(ids)
+        hashed = ids if is_preprocessed else self._modules[0].hash_ids(ids)
         ids = hashed.long()
         rows, misses = self._indices.find(ids, counts)
         if self._modules[0].training:
@@ -251,7 +244,25 @@ class JointLookup:
         return list(starmap(Lookup, tables))
 
 
-def _settings(module: nn.Module) -> Hashable | None:
+def joint_lookup(
+    modules: Mapping[str, ManagedCollisionModule | None], earlier: JointLookup | None
+) -> JointLookup | None:
+    """The lookup of these mappings in one call; None if they are looked up one by one.
+
+    Args:
+        modules: Table name -> mapping, or None.
+        earlier: That of an earlier batch of these mappings, which is used again.
+    """
+    distinct = {*modules.values()}
+    settings = {_settings(module) for module in distinct}
+    if len(distinct) < len(modules) or len(settings) != 1 or None in settings:
+        return None
+    if earlier is not None and earlier.is_in_use():
+        return earlier
+    return JointLookup(cast(Mapping[str, IndexedMapping], modules))
+
+
+def _settings(module: nn.Module | None) -> Hashable | None:
     """What mappings that are looked up in one call have in common; None: not in one call."""
     if not isinstance(module, IndexedMapping):
         return None

@@ -2,7 +2,7 @@
 
 # No import of annotations: TorchScript reads them from the functions.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_thr
 from tutorec.modules.mc_evictions import (
     probabilistic_threshold_filter as probabilistic_threshold_filter,
 )
-from tutorec.modules.mc_index import JointLookup
+from tutorec.modules.mc_index import JointLookup, joint_lookup
 from tutorec.modules.mc_report import CollisionReport
 from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
@@ -119,11 +119,8 @@ class ManagedCollisionCollection(nn.Module):
         }
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
-        self._joint_lookup: JointLookup | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy builds its own indices."""
-        return {**self.__dict__, "_joint_lookup": None}
+        modules = cast(Mapping[str, ManagedCollisionModule], self._managed_collision_modules)
+        self._remapper = TableRemapper(modules, self._table_feature_splits)
 
     @property
     def is_traced_whole(self) -> bool:
@@ -191,36 +188,7 @@ class ManagedCollisionCollection(nn.Module):
         if not hasattr(features, "stride_per_key"):
             refuse_batch("a ManagedCollisionCollection", features)
 
-        features = self._in_order(features)
-        weights = features.weights_or_none()
-        rows = self._joint_rows(features)
-        if rows is not None:
-            return features._with_ids(rows, weights)
-
-        tables = self._per_table(features)
-        remapped: list[JaggedTensor] = []
-        for (table, module), table_features in zip(self._modules_by_table(), tables, strict=True):
-            lists = _lists(table, module, table_features)
-            remapped.append(module(lists, mutate_miss_lengths=mutate_miss_lengths)[table])
-
-        values = torch.cat([lists.values() for lists in remapped])
-        has_all_ids = all(
-            lists.lengths() is table_features.lengths()
-            for lists, table_features in zip(remapped, tables, strict=True)
-        )
-        if has_all_ids:
-            return features._with_ids(values, weights)
-
-        is_variable = features.variable_stride_per_key()
-        return KeyedJaggedTensor(
-            features.keys(),
-            values,
-            None if weights is None else torch.cat([lists.weights() for lists in remapped]),
-            torch.cat([lists.lengths() for lists in remapped]),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if is_variable else None,
-            stride=None if is_variable else features.stride(),
-            inverse_indices=features.inverse_indices_or_none(),
-        )
+        return self._remapper.remap(self._in_order(features), mutate_miss_lengths)
 
     def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
         """What each table is, in order."""
@@ -268,20 +236,6 @@ class ManagedCollisionCollection(nn.Module):
             numbers.append(look_up(table_rows.values()))
 
         return torch.cat(numbers)
-
-    def _joint_rows(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """The row of each id [N] by one lookup for all tables; None if that is impossible."""
-        modules = dict(self._modules_by_table())
-        if not JointLookup.can_serve(modules):
-            return None
-
-        lookup = self._joint_lookup
-        if lookup is None or not lookup.serves(modules):
-            lookup = JointLookup(modules)
-            self._joint_lookup = lookup
-
-        counts = segment_sums(features.length_per_key(), self._table_feature_splits)
-        return lookup.rows(features.values(), counts).to(features.values().device)
 
     def _per_table(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)
@@ -337,10 +291,87 @@ def _check_modules(
                 )
 
 
+class TableRemapper:
+    """Remaps the ids of several tables, in one lookup where their mappings allow it.
+
+    Args:
+        modules: Table name -> mapping; None for a table that has no ids here.
+        features_per_table: How many features each table has.
+        is_preprocessed: Whether the ids come as ``preprocess`` makes them.
+
+    Attributes:
+        tables: Their names.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, ManagedCollisionModule | None],
+        features_per_table: list[int],
+        is_preprocessed: bool = False,
+    ) -> None:
+        self.tables = [*modules]
+        self._modules = modules
+        self._features_per_table = features_per_table
+        self._is_preprocessed = is_preprocessed
+        self._joint_lookup: JointLookup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy builds its own indices."""
+        return {**self.__dict__, "_joint_lookup": None}
+
+    def remap(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> KeyedJaggedTensor:
+        """The batch with rows of the tables instead of ids; features are in the tables' order."""
+        weights = features.weights_or_none()
+        lookup = joint_lookup(self._modules, self._joint_lookup)
+        if lookup is not None:
+            self._joint_lookup = lookup
+            ids = features.values()
+            counts = segment_sums(features.length_per_key(), self._features_per_table)
+            rows = lookup.rows(ids, counts, self._is_preprocessed)
+            return features._with_ids(rows.to(ids.device), weights)
+
+        remapped: list[JaggedTensor | KeyedJaggedTensor] = []
+        batches = features.split(self._features_per_table)
+        for (table, module), batch in zip(self._modules.items(), batches, strict=True):
+            if module is None:
+                remapped.append(batch)
+                continue
+
+            lists = _lists(table, module, batch)
+            if self._is_preprocessed:
+                lists = module.remap(module.profile(lists), mutate_miss_lengths)
+            else:
+                lists = module(lists, mutate_miss_lengths=mutate_miss_lengths)
+            remapped += lists.values()
+
+        values = torch.cat([lists.values() for lists in remapped])
+        if values.numel() == features.values().numel():
+            return features._with_ids(values, weights)
+
+        is_variable = features.variable_stride_per_key()
+        batch = KeyedJaggedTensor._from_parts(
+            features.keys(),
+            values,
+            None if weights is None else torch.cat([lists.weights() for lists in remapped]),
+            torch.cat([lists.lengths() for lists in remapped]),
+            None,
+            None if is_variable else features.stride(),
+            None,
+            features._layout._stride_per_key_per_rank if is_variable else None,
+        )
+        return batch._with_inverse_indices(features.inverse_indices_or_none())
+
+
 def _lists(
     table: str, module: ManagedCollisionModule, features: KeyedJaggedTensor
 ) -> dict[str, JaggedTensor]:
-    """The lists of all features of a table, as its mapping takes them."""
+    """The lists of a table, as its mapping takes them: of all features, or of each feature."""
+    has_own_lists = module._enable_per_feature_lookups
+    if has_own_lists and any(key.endswith(module.read_only_suffix) for key in features.keys()):
+        return features.to_dict()
+
     weights = features.weights_or_none()
     if module.wants_feature_lengths:
         weights = torch.tensor(features.length_per_key())
