@@ -77,6 +77,7 @@ _FORWARD = {
 }
 _STEP = {
     "step-sgd": Step("sgd", fused_bar=1.05),
+    "step-adagrad": Step("adagrad", fused_bar=0.95),
     "step-rowwise_adagrad": Step("rowwise_adagrad", fused_bar=1.05),
     "step-sgd-large": Step("sgd", rows=100_000, plain_bar=10.0),
     "step-rowwise_adagrad-large": Step("rowwise_adagrad", rows=100_000, plain_bar=10.0),
@@ -174,7 +175,7 @@ def in_backward_step(library: Library, name: str, sizes: Sizes, device: str = "c
 
     Args:
         library: Whose.
-        name: ``"sgd"`` or ``"rowwise_adagrad"``.
+        name: `sgd`, `adagrad` or `rowwise_adagrad`.
         sizes: The tables.
         device: Where they are.
 

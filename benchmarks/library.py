@@ -205,9 +205,11 @@ def fresh_batches(
 
 
 def optimizer_class(library: Library, name: str) -> tuple[Any, dict[str, float]]:
-    """Class and arguments of the tables' optimizer, ``"sgd"`` or ``"rowwise_adagrad"``."""
+    """Class and arguments of the tables' optimizer: `sgd`, `adagrad` or `rowwise_adagrad`."""
     if name == "sgd":
         return torch.optim.SGD, {"lr": RATE}
+    if name == "adagrad":
+        return torch.optim.Adagrad, {"lr": RATE, "eps": 1e-8}
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
 
 

@@ -9,7 +9,7 @@ from kernels import oracles
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import adagrad_stalls
+from tutorec._kernels import adagrad_stalls, scattered_tables
 from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.scattered_tables import address_tables
@@ -58,44 +58,75 @@ def test_pooled_rows_equal_those_of_each_table(
 
 
 @needs_fbgemm
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_steps_move_the_rows_as_the_formulas_do(
+    kind: OptimizerKind, weighted: bool, index: torch.dtype
+) -> None:
     features = (0, 0, 1, 2)  # features of one table side by side
-    own, weights, grad = tables(), torch.rand(8) if weighted else None, torch.rand(2, 32)
+    columns = [0, 8, 16, 20, 32]
     ids = torch.tensor([1, 4, 4, 0, 0, 2, 3, 3])
     bags = torch.arange(8).repeat_interleave(OFFSETS.diff())
-    columns = [0, 8, 16, 20, 32]
-    states = [torch.zeros(table.shape[0]) for table in own]
-    stepped, adagrad = [table.clone() for table in own], [table.clone() for table in own]
-    for sgd in (True, False):
-        moved = stepped if sgd else adagrad
-        scattered = address_tables(moved, features)
-        assert scattered is not None
-        rule = OptimizerSpec("sgd") if sgd else OptimizerSpec("rowwise_adagrad", eps=1e-6)
-        batch = PooledBatch(ids, OFFSETS, weights, False, features)
-        assert scattered.step(grad, batch, [(states[t],) for t in features], UpdateStep(rule, 0.5))
-        for table, before in enumerate(own):
-            mine = [feature for feature, read in enumerate(features) if read == table]
-            picked, row_grads = [], []
-            for feature in mine:
-                which = (bags >= 2 * feature) & (bags < 2 * feature + 2)
-                part = grad[:, columns[feature] : columns[feature + 1]][bags[which] - 2 * feature]
-                picked.append(ids[which])
-                row_grads.append(part if weights is None else part * weights[which].unsqueeze(1))
-            rows, grads = torch.cat(picked), torch.cat(row_grads)
-            if sgd:
-                assert_close(moved[table], oracles.sgd_update(before, rows, grads, 0.5))
-            else:
-                after, state = oracles.rowwise_adagrad_update(
-                    before, torch.zeros(before.shape[0]), rows, grads, 0.5, 1e-6
-                )
-                assert_close(moved[table], after)
-                assert_close(states[table].view(-1), state)
+    weights = torch.rand(8) if weighted else None
+    grad = torch.rand(2, 32)
+
+    own = tables()
+    moved = [table.clone() for table in own]
+    before = [torch.rand(table.shape if kind == "adagrad" else table.shape[:1]) for table in own]
+    states = [[] if kind == "sgd" else [state.clone()] for state in before]
+
+    scattered = address_tables(moved, features)
+    assert scattered is not None
+    batch = PooledBatch(ids.to(index), OFFSETS, weights, False, features)
+    step = UpdateStep(OptimizerSpec(kind, eps=1e-6), 0.5)
+    assert scattered.step(grad, batch, [states[table] for table in features], step)
+
+    for table, rows_before in enumerate(own):
+        picked = []
+        row_grads = []
+        for feature in [feature for feature, read in enumerate(features) if read == table]:
+            which = (bags >= 2 * feature) & (bags < 2 * feature + 2)
+            part = grad[:, columns[feature] : columns[feature + 1]][bags[which] - 2 * feature]
+            picked.append(ids[which])
+            row_grads.append(part if weights is None else part * weights[which].unsqueeze(1))
+        rows = torch.cat(picked)
+        grads = torch.cat(row_grads)
+
+        if kind == "sgd":
+            assert_close(moved[table], oracles.sgd_update(rows_before, rows, grads, 0.5))
+            continue
+        update = getattr(oracles, f"{kind}_update")
+        after, state = update(rows_before, before[table], rows, grads, 0.5, 1e-6)
+        assert_close(moved[table], after)
+        assert_close(states[table][0], state)
+
+
+@needs_fbgemm
+def test_a_mean_and_a_table_without_ids_move_by_adagrad_as_in_torch() -> None:
+    features = (0, 1, 2)
+    ids, offsets = torch.tensor([1, 4, 1, 3]), torch.tensor([0, 3, 3, 3, 3, 3, 4])
+    batch = PooledBatch(ids, offsets, None, True, features)
+    before, grad = tables(), torch.rand(2, 24)
+    steps = [UpdateStep(OptimizerSpec("adagrad", eps=1e-6), 0.5)] * 3
+
+    moved = []
+    for limit in (0, 1 << 16):
+        own = [table.clone() for table in before]
+        states = [(torch.zeros_like(table),) for table in own]
+        with patch.object(scattered_tables, "_ELEMENTS_PER_TABLE", limit):
+            step_tables(own, states, batch, grad, steps)
+        moved.append([*own, *(state for (state,) in states)])
+
+    for by_torch, by_operator in zip(*moved, strict=True):
+        assert_close(by_operator, by_torch)
+    assert torch.equal(moved[1][1], before[1])
+    assert not torch.equal(moved[1][2], before[2])
 
 
 @needs_fbgemm
 @pytest.mark.parametrize(
-    ("kind", "features"), [("rowwise_adagrad", (0, 1, 0)), ("adagrad", (0, 1)), ("adam", (0, 1))]
+    ("kind", "features"), [("rowwise_adagrad", (0, 1, 0)), ("adagrad", (0, 1, 0)), ("adam", (0, 1))]
 )
 def test_what_fbgemm_would_do_wrong_is_left_to_others(
     kind: OptimizerKind, features: tuple[int, ...]
@@ -110,7 +141,7 @@ def test_what_fbgemm_would_do_wrong_is_left_to_others(
     batch = PooledBatch(
         torch.zeros(len(features), dtype=torch.int64), offsets, None, False, features
     )
-    states = [torch.zeros(own[table].shape[0]) for table in features]
+    states = [[torch.zeros(own[table].shape[0])] for table in features]
     assert not scattered.step(grad, batch, states, UpdateStep(OptimizerSpec(kind), 0.5, 1))
     assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
 
