@@ -322,8 +322,11 @@ def test_good_numbers_pass_every_use_and_are_looked_at_once(
     use: Callable[[KeyedJaggedTensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    look = validate.count_ids
-    monkeypatch.setattr(validate, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1])
+    for name in ("count_ids", "_are_offsets"):
+        look = getattr(validate, name)
+        monkeypatch.setattr(
+            validate, name, lambda *parts, look=look: (looks.append(1), look(*parts))[1]
+        )
     batch = unchecked(batch_of, offsets=offsets_of(good_lengths()))
     use(batch)
     assert len(looks) == 1

@@ -1,4 +1,4 @@
-"""Checks of ids against table rows: one fused pass, and a search only after it fails.
+"""Checks of ids against table rows: one pass over the ids, and a search only after it fails.
 
 On another device than the CPU nothing is read here: the check runs there, and what it finds is
 raised later (see ``deferred.py``). A model that is traced, scripted, exported or compiled has
@@ -11,16 +11,18 @@ import warnings
 from collections.abc import Sequence
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tutorec.sparse.deferred import FeatureRows, check_ids_on_device, raise_deferred_id_errors
 from tutorec.sparse.graph_ids import assert_ids, leave_check
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import checkable
+from tutorec.sparse.layout import checkable, starts_of_keys
 from tutorec.sparse.refuse import refuse_batch
 
-_INDEX_TYPES = (torch.int64, torch.int32)
+# The dtypes of ids, and those in which the same bytes are numbers without a sign.
+_UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32}
 _FEW_IDS = 64
 # Collections that have warned that they do not use weights. Python's filter would show the warning
 # at each step: it forgets what it has shown when filters change, as they do around some kernels.
@@ -35,11 +37,11 @@ def check_ids(
 ) -> KeyedJaggedTensor:
     """Check, before any lookup, that each id is a row of the tables of its feature.
 
-    One pass finds the smallest and the largest id of the batch; only where those do not fit the
-    smallest table is each feature looked at, and only where one does not fit is the culprit
-    searched. A pooled collection that is not weighted ignores a batch's weights, and warns of it
-    once. On another device than the CPU the error may be about an earlier batch. Ids on the meta
-    device are refused unless the tables are there too.
+    One pass finds the largest id of the batch. Only if that is not a row of the smallest table, a
+    second pass finds the largest id of each feature, and only if one of those is not a row of its
+    table, the error is searched. A pooled collection that is not weighted ignores a batch's
+    weights, and warns of it once. On another device than the CPU the error may be about an earlier
+    batch. Ids on the meta device are refused unless the tables are there too.
 
     Args:
         features: The batch.
@@ -92,7 +94,7 @@ def check_ids(
             assert_ids(features, feature_rows)
         return features
 
-    if values.dtype not in _INDEX_TYPES:
+    if values.dtype not in _UNSIGNED:
         raise ValueError(
             "ids must be int32 or int64 to be looked up, and the batch's values are "
             f"{values.dtype} (features {keys}); convert them: values.long()"
@@ -115,13 +117,18 @@ def check_ids(
         safe_ids = check_ids_on_device(values, features.offsets(), keys, samples, feature_rows)
         return features if safe_ids is values else features._with_ids(safe_ids, weights)
 
-    features._check_numbers()
+    features._check_numbers(count=False)
     if values.numel() == 0:
         return features
 
-    low, high = _smallest_and_largest(values)
-    if low < 0 or high >= min([rows for _, _, rows in feature_rows]):
-        _check_each_feature(features, feature_rows, low < 0)
+    fewest_rows = min([rows for _, _, rows in feature_rows])
+    if values.numel() <= _FEW_IDS:  # in Python in half the time
+        numbers = values.tolist()
+        fit = min(numbers) >= 0 and max(numbers) < fewest_rows
+    else:
+        fit = np.maximum.reduce(_without_sign(values)) < fewest_rows
+    if not fit:
+        _check_each_feature(features, feature_rows)
     return features
 
 
@@ -168,25 +175,22 @@ def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:
             )
 
 
-def _smallest_and_largest(values: Tensor) -> tuple[float, float]:
-    """The smallest and the largest id; a few ids are compared in Python, in half the time."""
-    if values.numel() <= _FEW_IDS:
-        numbers = values.tolist()
-        return min(numbers), max(numbers)
-    low, high = torch.aminmax(values)
-    return low.item(), high.item()
+def _without_sign(ids: Tensor) -> np.ndarray:
+    """Ids [N], read so that a negative one is larger than any row."""
+    return ids.numpy().view(_UNSIGNED[ids.dtype])
 
 
-def _check_each_feature(
-    features: KeyedJaggedTensor, feature_rows: FeatureRows, any_negative: bool
-) -> None:
-    """Check feature by feature: the largest id, and the smallest if any is negative."""
+def _check_each_feature(features: KeyedJaggedTensor, feature_rows: FeatureRows) -> None:
+    """Compare the largest id of each feature with the rows of its tables."""
+    offsets = features.offsets()
+    samples = features.stride_per_key()
+    bounds = starts_of_keys(offsets, samples).numpy()
+    filled = np.flatnonzero(bounds[:-1] < bounds[1:])
+    ids = _without_sign(features.values())
+    largest = dict(zip(filled.tolist(), np.maximum.reduceat(ids, bounds[filled]), strict=True))
+
     index = features.index_per_key()
-    values = features.values()
-    ids_per_key = values.split_with_sizes(features.length_per_key())
     for feature, _, rows in feature_rows:
-        ids = ids_per_key[index[feature]]
-        if ids.numel() and (int(ids.max()) >= rows or (any_negative and int(ids.min()) < 0)):
-            samples = features.stride_per_key()
-            check_ids_on_device(values, features.offsets(), features.keys(), samples, feature_rows)
+        if largest.get(index[feature], 0) >= rows:
+            check_ids_on_device(features.values(), offsets, features.keys(), samples, feature_rows)
             raise_deferred_id_errors()  # finds the first such id, and raises

@@ -777,10 +777,10 @@ class KeyedJaggedTensor:
             layout.vary(layout._stride_per_key)
 
     @torch.jit.unused
-    def _check_numbers(self) -> None:
-        """Check an unchecked batch; the ids per key are known afterwards. A sync point."""
+    def _check_numbers(self, count: bool = True) -> None:
+        """Check an unchecked batch. A sync point."""
         if not self._layout._checked:
-            check_numbers(self._layout, self._values.shape[0])
+            check_numbers(self._layout, self._values.shape[0], count)
 
     @torch.jit.unused
     def _can_be_joined(self) -> bool:

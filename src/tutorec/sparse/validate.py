@@ -127,14 +127,14 @@ def _check_derived(layout: KeyedLayout, total: int) -> None:
             )
 
 
-def check_numbers(layout: KeyedLayout, total: int) -> None:
-    """Check the numbers of an unchecked layout; the ids per key are known afterwards.
-
-    A sync point.
+def check_numbers(layout: KeyedLayout, total: int, count: bool = True) -> None:
+    """Check the numbers of an unchecked layout. A sync point.
 
     Args:
-        layout: The layout.
+        layout: The layout. Its ids per key or its offsets are known afterwards.
         total: N.
+        count: Whether the ids per key are needed. A lookup needs the offsets, and they are enough
+            for the check.
 
     Raises:
         ValueError: Lengths or offsets do not describe N ids, or an inverse index is not a list.
@@ -142,14 +142,33 @@ def check_numbers(layout: KeyedLayout, total: int) -> None:
     lengths = layout._lengths
     offsets = layout._offsets
     strides = layout.stride_per_key()
-    counts = count_ids(total, lengths, offsets, strides)
-    if counts is None:
+    counts = None
+    if count or total > LARGEST_INT32:
+        counts = count_ids(total, lengths, offsets, strides)
+        fit = counts is not None
+    else:
+        fit = _are_offsets(layout.offsets(), total)
+        if offsets is not None and lengths is not None:
+            fit = fit and torch.equal(lengths, lengths_of_offsets(offsets))
+
+    if not fit:
         bounds = layout.lengths_offset_per_key()
         refuse_lists(_BATCH, total, lengths, offsets, layout._keys, bounds)
     if layout._inverse_indices is not None:
         check_inverse(layout._keys, strides, layout._inverse_indices)
-    layout._length_per_key = counts
+
+    if counts is not None:
+        layout._length_per_key = counts
     layout._checked = True
+
+
+def _are_offsets(offsets: Tensor, total: int) -> bool:
+    """Whether offsets [L + 1] of the CPU begin with 0, never fall, and end with the number of ids.
+
+    The offsets of negative lengths fall somewhere, and so do those of a sum that wraps.
+    """
+    bounds = offsets.numpy()
+    return bounds[0] == 0 and bounds[-1] == total and bool((bounds[:-1] <= bounds[1:]).all())
 
 
 def check_form(
