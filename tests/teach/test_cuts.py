@@ -52,43 +52,39 @@ def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        (table_wise(1), [(1, 0, 0, 1, 1), (1, 1.35, 0, 1, 0.25)]),
+        (table_wise(1), [(1, 0, 0, 4, 8), (1, 5.4, 0, 4, 2)]),
         (
             row_wise(),
             [
-                (0, 0, 0, 1, 0.5),
-                (1, 0, 0.5, 1, 0.5),
-                (0, 1.35, 0, 1, 0.125),
-                (1, 1.35, 0.125, 1, 0.125),
+                (0, 0, 0, 4, 4),
+                (1, 0, 4, 4, 4),
+                (0, 5.4, 0, 4, 1),
+                (1, 5.4, 1, 4, 1),
             ],
         ),
         (
             column_wise(),
             [
-                (0, 0, 0, 0.5, 1),
-                (1, 0.5, 0, 0.5, 1),
-                (0, 1.35, 0, 0.5, 0.25),
-                (1, 1.85, 0, 0.5, 0.25),
+                (0, 0, 0, 2, 8),
+                (1, 2, 0, 2, 8),
+                (0, 5.4, 0, 2, 2),
+                (1, 7.4, 0, 2, 2),
             ],
-        ),
-        (
-            data_parallel(),
-            [(0, 0, 0, 1, 1), (1, 0.1, 0.1, 1, 1), (0, 1.45, 0, 1, 0.25), (1, 1.55, 0.1, 1, 0.25)],
         ),
     ],
     ids=repr,
 )
 def test_pieces_lie_where_the_plan_says_in_the_colour_of_their_rank(word, expected):
     boxes = [(RANK_COLORS[rank], *place) for rank, *place in expected]
-    assert drawn(draw.cuts({"a plan": plan(word)}, claim="")) == [boxes]
+    assert drawn(draw.cuts({"a plan": plan(word)}, claim="")) == [boxes, []]
 
 
 def test_shards_have_their_offsets_and_tables_their_shape():
     panel = draw.cuts({"a plan": plan(row_wise())}, claim="").figure.axes[0]
     assert [text.get_text() for text in panel.texts] == [
+        "t8\n8 x 4",
         "[0, 0]",
         "[4, 0]",
-        "t8\n8 x 4",
         "t2\n2 x 4",
     ]
 
@@ -96,16 +92,16 @@ def test_shards_have_their_offsets_and_tables_their_shape():
 def test_each_plan_has_a_panel_with_its_name():
     plans = {
         "rows": plan(row_wise()),
-        "copies": plan(data_parallel()),
+        "columns": plan(column_wise()),
         "whole": plan(table_wise(1)),
     }
     chart = draw.cuts(plans, claim="three plans")
-    assert [axes.get_title() for axes in chart.figure.axes] == ["rows", "copies", "whole"]
+    assert [axes.get_title() for axes in chart.figure.axes] == ["rows", "columns", "whole", ""]
     assert chart.claim == "three plans"
 
 
 def test_a_table_is_as_wide_in_every_panel():
-    chart = draw.cuts({"rows": plan(row_wise()), "copies": plan(data_parallel())}, claim="")
+    chart = draw.cuts({"rows": plan(row_wise()), "columns": plan(column_wise())}, claim="")
     assert len({axes.get_xlim() for axes in chart.figure.axes}) == 1
 
 

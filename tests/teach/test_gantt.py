@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from matplotlib.colors import to_rgba
+from dataclasses import replace
+
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 from teach.test_network import recorded
 
 from tutorec.teach import draw
+from tutorec.teach.canvas import PAPER
 
 
 def widths(chart, hollow):
     """Milliseconds of the hollow or of the filled bars."""
     [axes] = chart.figure.axes
     bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
-    return [bar.get_width() for bar in bars if (to_rgba(bar.get_facecolor())[3] == 0) is hollow]
+    return [bar.get_width() for bar in bars if (to_hex(bar.get_facecolor()) == PAPER) is hollow]
 
 
 def test_the_title_adds_up_the_hollow_bars():
@@ -23,9 +27,18 @@ def test_the_title_adds_up_the_hollow_bars():
     assert sum(widths(chart, hollow=True)) == 2 * steps.waiting_ms()
 
 
-def test_waiting_is_cut_out_of_the_bars():
-    chart = draw.gantt({"the loop": recorded()})
-    assert widths(chart, hollow=False) == [125, 125, 125, 125]
+def test_waits_are_in_front_of_the_bars_that_they_interrupt():
+    [axes] = draw.gantt({"the loop": recorded()}).figure.axes
+    bars = {(bar.get_width(), bar.get_zorder()) for bar in axes.patches}
+    assert bars == {(500, 1), (250, 2)}
+
+
+def test_a_window_goes_from_sending_to_waiting():
+    messages = [replace(one, sent=one.sent + 0.015625) for one in recorded().messages]
+    steps = replace(recorded(), messages=messages)
+    [axes] = draw.gantt({"the loop": steps}, window="input ids").figure.axes
+    [arrow] = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert (arrow.xyann, arrow.xy) == ((15.625, 0), (125, 0))
 
 
 def test_panels_have_one_scale_and_numbers_of_their_own():

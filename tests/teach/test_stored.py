@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.patches import Rectangle
 
-from tutorec.modules.compressions import QR, Block, Compression, Hash, IdMap, Part
+from tutorec.modules.compressions import QR, Block
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
-from tutorec.sparse.hashing import mixing_hash
 from tutorec.teach import draw
 from tutorec.teach.canvas import ACCENT, INK
 
 TABLE = EmbeddingBagConfig(12, 4, "item")
-MIXED = [
-    Part(EmbeddingBagConfig(3, 4, "popular")),
-    Part(EmbeddingBagConfig(9, 1, "rest"), (IdMap("-3", lambda ids: ids - 3),)),
-]
 
 
 def texts(chart: draw.Chart) -> list[str]:
@@ -45,38 +39,18 @@ def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
     shared = parts[8:]
     assert len({y for _, y, _ in shared}) == 1
     assert [color for *_, color in shared] == [ACCENT, ACCENT, INK, INK]
-    hashed = texts(draw.stored(TABLE, Hash(5), [7], claim=""))
-    row = int(mixing_hash(torch.tensor([7]), 5))
-    assert f"hash(7) = {row}" in hashed
-    rows = [int(mixing_hash(torch.tensor([7]), 5, seed=seed)) for seed in (0, 1)]
-    assert rows[0] != rows[1]
-    assert {f"hash{k}(7) = {row}" for k, row in enumerate(rows, 1)} <= set(
-        texts(draw.stored(TABLE, Hash(5, 2), [7], claim=""))
-    )
 
 
 @pytest.mark.parametrize(
     ("how", "numbers", "matrices"),
     [
         (QR(4), 7 * 4, 0),
-        (QR(4, "concatenate"), 7 * 2, 0),
-        (Hash(5, 2), 5 * 4, 0),
         (Block(2), 12 * 2 + 2 * 4, 1),
         (Block(4), 48, 0),
-        (MIXED, 3 * 4 + 9 * 1 + 4, 1),
     ],
 )
-def test_numbers_are_those_of_parts_and_matrices(
-    how: Compression | list[Part], numbers: int, matrices: int
-):
+def test_numbers_are_those_of_parts_and_matrices(how: QR | Block, numbers: int, matrices: int):
     chart = draw.stored(TABLE, how, [7], claim="")
     assert chart.facts["stored"] == numbers
     assert chart.facts["whole"] == 48
     assert sum(text.startswith("matrix") for text in texts(chart)) == matrices
-
-
-def test_an_id_without_a_row_in_a_part_is_not_drawn_there():
-    chart = draw.stored(TABLE, MIXED, [2, 7], claim="")
-    assert {"2", "7 - 3 = 4"} <= set(texts(chart))
-    # 4 columns of both ids in the table, of 2 in the first part; 1 of 7 in the second
-    assert len(marked(chart)) == 4 + 4 + 4 + 1

@@ -20,12 +20,10 @@ from tutorec.teach.units import decimal_size
 __all__ = ["cuts", "one_table", "resharding", "shard_boxes"]
 
 _BYTES = 4  # of a weight
-_GAP = 0.35  # between tables, in units of the widest
+_GAP = 0.35  # between tables, in widths of the widest
 _COPY = 1.06  # from a copy to the one next to it, in widths of the table
-_STEP = 0.1  # of a copy to the one behind it
-_ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
 _LINES = 9  # of text that a whole table has room for
-_APART = 0.06  # between two shards, in heights of a table
+_APART = 0.06  # between two shards, of the size of a table
 
 #: Rank, first row, first column, rows, columns.
 Box = tuple[int, int, int, int, int]
@@ -49,62 +47,42 @@ def shard_boxes(entry: Any) -> list[Box]:
 def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str) -> Chart:
     """Two plans in a row: a box for each shard, with height by rows and width by columns.
 
-    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table
-    overlap.
+    A shard has the colour of its rank and, where there is room, its offsets.
 
     Args:
-        plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()`
-            and `ranks`.
+        plans: Name to the plan of one module: table name -> entry with `shards()` and
+            `table_shape()`.
         claim: The title.
     """
-    entries = [entry for plan in plans.values() for entry in plan.values()]
-    scale = [max(sizes) for sizes in zip(*(e.table_shape() for e in entries), strict=True)]
-    ranks = sorted({box[0] for entry in entries for box in shard_boxes(entry)})
-
     lines = -(-len(plans) // 2)
     figure = canvas(0.8 + 2.5 * lines)
-    panels = [figure.add_subplot(lines, min(2, len(plans)), n + 1) for n in range(len(plans))]
-    right = bottom = 0.0
-    for axes, (name, plan) in zip(panels, plans.items(), strict=True):
+    panels = [*figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).flat]
+    shapes = [entry.table_shape() for plan in plans.values() for entry in plan.values()]
+    most_rows = max(rows for rows, _ in shapes)
+    widest = max(columns for _, columns in shapes)
+    ranks = set()
+    for axes in panels:
+        axes.axis("off")
+    for axes, (name, plan) in zip(panels, plans.items(), strict=False):
+        axes.set_title(name)
         left = 0.0
         for table, entry in plan.items():
-            end, low = _table(axes, table, entry, left, scale)
-            left = end + _GAP
-            right = max(right, end)
-            bottom = max(bottom, low)
-        axes.set_title(name)
-        axes.axis("off")
+            all_rows, all_columns = entry.table_shape()
+            label = f"{table.replace('_', '_' + chr(10), 1)}\n{all_rows} x {all_columns}"
+            axes.text(left, all_rows + 0.04 * most_rows, label, fontsize=9, va="top")
+            for rank, row, column, rows, columns in shard_boxes(entry):
+                turned = 90 if columns <= 0.9 * widest else 0
+                has_room = rows >= most_rows * (0.4 if turned else 0.2)
+                text = f"[{row}, {column}]" if has_room else ""
+                look = {"color": rank_color(rank), "edge": "white", "width": 1.0}
+                box = left + column, row, columns, rows
+                rectangle(axes, box, text, **look, size=8, rotation=turned)
+                ranks.add(rank)
+            left += all_columns + _GAP * widest
+            axes.set(xlim=(0, left), ylim=(1.5 * most_rows, 0))
 
-    for axes in panels:  # one scale: a table is as wide in every panel
-        axes.set(xlim=(-0.1, right + _GAP), ylim=(bottom + 0.55, -0.02))
-    legend(figure, {f"rank {rank}": {"color": rank_color(rank)} for rank in ranks}, len(ranks))
+    legend(figure, {f"rank {rank}": {"color": rank_color(rank)} for rank in sorted(ranks)})
     return finish(figure, claim)
-
-
-def _table(axes: Any, name: str, entry: Any, left: float, scale: list[int]) -> tuple[float, float]:
-    """Draw the shards of one table; return where it ends on the right and below."""
-    boxes = shard_boxes(entry)
-    copies = len(boxes) > 1 and not entry.shards()
-    right = bottom = 0.0
-    for position, (rank, row, column, rows, columns) in enumerate(boxes):
-        shift = _STEP * position if copies else 0.0
-        x = left + column / scale[1] + shift
-        y = row / scale[0] + shift
-        wide = columns / scale[1]
-        high = rows / scale[0]
-        upright = wide <= 0.9
-        has_room = not copies and high >= (2 * _ROOM if upright else _ROOM)
-        text = f"[{row}, {column}]" if has_room else ""
-        look = {"color": rank_color(rank), "edge": "white", "width": 1.0}
-        turned = 90 if upright else 0
-        rectangle(axes, (x, y, wide, high), text, **look, size=8, rotation=turned)
-        right = max(right, x + wide)
-        bottom = max(bottom, y + high)
-
-    rows, columns = entry.table_shape()
-    label = f"{name.replace('_', '_' + chr(10), 1)}\n{rows} x {columns}"
-    axes.text(left, bottom + 0.04, label, fontsize=9, va="top")
-    return right, bottom
 
 
 @style()
@@ -212,14 +190,9 @@ def _parts(axes: Any, shard: Box, files: list[Box], entry: Any) -> int:
     """Draw one shard, and return the number of parts that it is read in."""
     rank, top, left, rows, columns = shard
     all_rows, all_columns = entry.table_shape()
-    shift_x = _APART * round(left / columns)
-    shift_y = _APART * round(top / rows)
-
-    def place(row: int, column: int, high: int, wide: int) -> tuple[float, float, float, float]:
-        x = column / all_columns + shift_x
-        y = row / all_rows + shift_y
-        return x, y, wide / all_columns, high / all_rows
-
+    # away from the shard before it
+    right = _APART * all_columns * round(left / columns)
+    down = _APART * all_rows * round(top / rows)
     parts = 0
     for file, row, column, height, width in files:
         first = max(top, row)
@@ -229,14 +202,18 @@ def _parts(axes: Any, shard: Box, files: list[Box], entry: Any) -> int:
         if high > 0 and wide > 0:
             turned = 90 if wide < all_columns / 2 else 0
             text = decimal_size(_BYTES * high * wide)
-            box = place(first, start, high, wide)
+            box = start + right, first + down, wide, high
             rectangle(axes, box, text, color=rank_color(file), width=0, size=9, rotation=turned)
             parts += 1
 
-    x, y, wide, high = box = place(top, left, rows, columns)
-    rectangle(axes, box, width=1.2)
-    if wide < 0.9:
-        axes.text(x + wide / 2, y + high + 0.06, f"rank {rank}", ha="center", va="center", size=8)
+    x = left + right
+    y = top + down
+    rectangle(axes, (x, y, columns, rows), width=1.2)
+    look = {"va": "center", "size": 8}
+    if columns < 0.9 * all_columns:
+        below = y + rows + 0.06 * all_rows
+        axes.text(x + columns / 2, below, f"rank {rank}", ha="center", **look)
     else:
-        axes.text(x + wide + 0.03, y + high / 2, f"rank {rank}", va="center", size=8, rotation=270)
+        beside = x + 1.03 * columns
+        axes.text(beside, y + rows / 2, f"rank {rank}", rotation=270, **look)
     return parts

@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tutorec.distributed.train_pipeline.timeline import Interval
-from tutorec.teach.canvas import INK, Chart, canvas, finish, legend, rank_color, style
-from tutorec.teach.network import Message, RecordedSteps
+from tutorec.teach.canvas import INK, PAPER, Chart, canvas, finish, legend, rank_color, style
+from tutorec.teach.network import RecordedSteps
 from tutorec.teach.trace import Trace
 from tutorec.teach.units import number
 
@@ -19,11 +19,7 @@ __all__ = ["gantt", "timeline"]
 _WAITING = "wait"  # the stage in which a rank only waits
 _TRAVELS = " on their way"  # how the name of a message under way ends
 _LETTER = 0.0145  # of the width, that a letter in a bar needs
-_HOLLOW = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.2}
 _HATCHES = ("", "///", "...", "xx", "\\\\\\", "++")
-_SHADES = {"forward": 0.7, "backward": 1.0}  # other stages are gray
-_GRAY = {"facecolor": INK, "alpha": 0.6, "linewidth": 0}
-_DASHES = ("-", "--", ":")
 
 
 def _panels(figure: Any, titles: Sequence[str], names: Sequence[Sequence[str]]) -> list[Any]:
@@ -55,7 +51,7 @@ def timeline(record: Trace | Mapping[str, Trace], *, claim: str) -> Chart:
 
     def look(stage: str, color: str) -> dict[str, Any]:
         if stage == _WAITING:
-            return _HOLLOW | {"edgecolor": color}
+            return {"facecolor": "none", "edgecolor": color, "linewidth": 1.2}
         hatch = _HATCHES[busy.index(stage) % len(_HATCHES)]
         return {"facecolor": color, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
 
@@ -81,103 +77,97 @@ def gantt(records: Mapping[str, RecordedSteps], *, window: str | None = None) ->
     """Two steps of each record in a panel of its own, on one scale of time; a line for each batch.
 
     A bar is a stage of a batch: forward and backward in the colour of the rank, light and dark,
-    other stages in gray. "wait" is cut out of the bar that it
-    interrupts and drawn hollow. A stage whose name ends in " on their way" is a line below the
-    bars: a message that travels while the rank does something else. The title adds up the waits.
+    other stages in gray. "wait" is hollow, in front of the bar that it interrupts. A stage whose
+    name ends in " on their way" is a line below the bars: a message that travels while the rank
+    does something else. The title adds up the waits.
 
     Args:
         records: Title -> the steps, of which ``intervals()`` are drawn.
         window: A kind of message; an arrow goes from where the first one of a panel is sent to
             where the rank waits for it, if the rank does something else between the two.
     """
-    panels = [record.intervals() for record in records.values()]
-    lengths = [1e3 * (max(one.end for one in panel) - _begin(panel)) for panel in panels]
+    panels = [_in_ms(record.intervals()) for record in records.values()]
     every = [interval for panel in panels for interval in panel]
-    travels = list(dict.fromkeys(one.stage for one in every if one.stage.endswith(_TRAVELS)))
-    batches = [sorted({interval.batch for interval in panel}) for panel in panels]
-    messages = [[m for m in record.messages if m.stage == window] for record in records.values()]
+    longest = max(interval.end for interval in every)
+    travels = dict.fromkeys(one.stage for one in every if one.stage.endswith(_TRAVELS))
+    dashes = dict(zip(travels, ("-", "--", ":"), strict=False))
+    color = rank_color(next(iter(records.values())).rank)
+    looks: dict[str, Any] = {
+        "forward": {"color": color, "alpha": 0.7, "lw": 0},
+        "backward": {"color": color, "lw": 0},
+        "other stages": {"color": INK, "alpha": 0.6, "lw": 0},
+        "the rank waits": {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.2, "zorder": 2},
+    }
 
+    batches = [sorted({interval.batch for interval in panel}) for panel in panels]
     figure = canvas(1.3 + 0.36 * sum(map(len, batches)) + 0.4 * len(panels))
     names = [[f"batch {batch}" for batch in numbers] for numbers in batches]
     grid = _panels(figure, [*records], names)
-    grid[-1].set_xlim(0, max(lengths))
+    grid[-1].set_xlim(0, longest)
     grid[-1].set_xlabel("ms")
     clauses = []
-    for axes, title, panel, length, sent in zip(
-        grid, records, panels, lengths, messages, strict=True
-    ):
-        _draw(axes, panel, max(lengths), travels)
-        _draw_window(axes, panel, length, sent)
-        waited = 1e3 * sum(one.end - one.start for one in panel if one.stage == _WAITING)
+    for axes, title, panel, lines in zip(grid, records, panels, batches, strict=True):
+        waits = [one for one in panel if one.stage == _WAITING]
+        for interval in panel:
+            line = lines.index(interval.batch)
+            if interval.stage in dashes:
+                ends = [interval.start, interval.end]
+                axes.plot(ends, [line + 0.42] * 2, dashes[interval.stage], color=INK)
+                continue
+            name = "the rank waits" if interval.stage == _WAITING else interval.stage
+            look = looks.get(name, looks["other stages"])
+            length = interval.end - interval.start
+            axes.barh(line, length, left=interval.start, height=0.56, **look)
+            if interval.stage != _WAITING:
+                _write_stage(axes, line, interval, waits, longest)
+
+        if window is not None:
+            _draw_window(axes, panel, window, lines)
+        waited = sum(one.end - one.start for one in waits)
+        length = max(interval.end for interval in panel)
         clauses.append(f"{title} waits {number(waited, 2)} of {number(length, 2)} ms")
 
-    color = rank_color(every[0].rank)
-    looks = {
-        **{name: {"color": color, "alpha": shade, "lw": 0} for name, shade in _SHADES.items()},
-        "other stages": _GRAY,
-        "the rank waits": _HOLLOW,
-    }
     keys: list[Any] = [Patch(label=name, **look) for name, look in looks.items()]
-    keys += [
-        Line2D([], [], color=INK, ls=dash, label=name)
-        for dash, name in zip(_DASHES, travels, strict=False)
-    ]
+    keys += [Line2D([], [], color=INK, ls=dash, label=name) for name, dash in dashes.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=3)
     return finish(figure, ", ".join(clauses))
 
 
-def _begin(intervals: Sequence[Interval]) -> float:
-    return min(interval.start for interval in intervals)
+def _in_ms(intervals: Sequence[Interval]) -> list[Interval]:
+    """The intervals in milliseconds from where the first of them starts."""
+    begin = min(interval.start for interval in intervals)
+    return [
+        one._replace(start=1e3 * (one.start - begin), end=1e3 * (one.end - begin))
+        for one in intervals
+    ]
 
 
-def _draw(axes: Any, intervals: Sequence[Interval], longest: float, travels: list[str]) -> None:
-    """The bars of one record."""
-    begin = _begin(intervals)
-    batches = sorted({interval.batch for interval in intervals})
-    waits = sorted(interval for interval in intervals if interval.stage == _WAITING)
-
-    for interval in intervals:
-        line = batches.index(interval.batch)
-        stage = interval.stage
-        start = 1e3 * (interval.start - begin)
-        end = 1e3 * (interval.end - begin)
-        if stage in travels:
-            dash = _DASHES[travels.index(stage)]
-            axes.plot([start, end], [line + 0.42] * 2, dash, color=INK)
-            continue
-        if stage == _WAITING:
-            axes.barh(line, end - start, left=start, height=0.56, **_HOLLOW)
-            continue
-
-        # the parts of a stage in which the rank does not wait
-        edges = [start]
-        for wait in waits:
-            if interval.start <= wait.start and wait.end <= interval.end:
-                edges += [1e3 * (wait.start - begin), 1e3 * (wait.end - begin)]
-        spans = list(zip(edges[::2], [*edges, end][1::2], strict=True))
-        look = _GRAY
-        if stage in _SHADES:
-            look = {"color": rank_color(interval.rank), "alpha": _SHADES[stage], "lw": 0}
-        for left, right in spans:
-            axes.barh(line, right - left, left=left, height=0.56, **look)
-        left, right = max(spans, key=lambda span: span[1] - span[0])
-        if right - left > _LETTER * len(stage) * longest:
-            axes.text((left + right) / 2, line, stage, color="white", ha="center", va="center")
-
-
-def _draw_window(
-    axes: Any, intervals: Sequence[Interval], length: float, messages: Sequence[Message]
+def _write_stage(
+    axes: Any, line: int, interval: Interval, waits: Sequence[Interval], longest: float
 ) -> None:
-    """From where the first of some messages is sent to where the rank waits for it."""
-    begin = _begin(intervals)
-    batches = sorted({interval.batch for interval in intervals})
-    for message in messages:
-        start = 1e3 * (message.sent - begin)
-        stop = 1e3 * (message.asked - begin)
-        is_shown = start >= 0 and stop <= length and message.number in batches
-        if is_shown and stop - start > _LETTER * len("window") * length:
-            line = batches.index(message.number)
+    """The name of a stage in the longest part of its bar without a wait, where there is room."""
+    edges = [interval.start, interval.end]
+    for wait in waits:
+        if interval.start <= wait.start and wait.end <= interval.end:
+            edges += [wait.start, wait.end]
+    edges.sort()
+    spans = zip(edges[::2], edges[1::2], strict=True)
+    left, right = max(spans, key=lambda span: span[1] - span[0])
+    if right - left > _LETTER * len(interval.stage) * longest:
+        middle = (left + right) / 2
+        axes.text(middle, line, interval.stage, color="white", ha="center", va="center")
+
+
+def _draw_window(axes: Any, panel: Sequence[Interval], kind: str, batches: Sequence[int]) -> None:
+    """From where the first message of a kind is sent to where the rank waits for it."""
+    room = _LETTER * len("window") * max(interval.end for interval in panel)
+    for line, batch in enumerate(batches):
+        of_batch = [interval for interval in panel if interval.batch == batch]
+        sent = min((one.start for one in of_batch if one.stage == kind + _TRAVELS), default=0.0)
+        waits = [one.start for one in of_batch if one.stage == _WAITING and one.start >= sent]
+        asked = min(waits, default=0.0)
+        if sent > 0 and asked - sent > room:
             arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", (stop, line), (start, line), arrowprops=arrow)
-            axes.text((start + stop) / 2, line - 0.06, "window", ha="center", va="bottom")
+            axes.annotate("", (asked, line), (sent, line), arrowprops=arrow)
+            axes.text((sent + asked) / 2, line - 0.06, "window", ha="center", va="bottom")
             return

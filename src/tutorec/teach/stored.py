@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from tutorec.modules.compressions import Compression, Part
+from tutorec.modules.compressions import QR, Block
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.teach.canvas import ACCENT, INK, Chart
 from tutorec.teach.diagram import Diagram, Node
@@ -24,7 +23,7 @@ _BETWEEN = 2.6  # lines between two parts
 
 def stored(
     table: EmbeddingBagConfig,
-    how: Compression | Sequence[Part],
+    how: QR | Block,
     ids: Sequence[int],
     *,
     sign: str = "+",
@@ -36,19 +35,15 @@ def stored(
 
     Args:
         table: R rows and D columns, small enough to draw every row.
-        how: The compression, or parts that a chapter has made itself; an id that a part has no row
-            for is not drawn.
+        how: The compression.
         ids: One or two; the first is in the accent colour, the second in ink.
         sign: The sign between two parts.
         claim: Title; may use {whole} and {stored}, numbers in the table and in its parts.
     """
-    parts = how.parts(table) if isinstance(how, Compression) else list(how)
+    parts = how.parts(table)
     columns = table.embedding_dim
-    shapes = [(part.table.num_embeddings, part.table.embedding_dim) for part in parts]
-    widest = max(width for _, width in shapes)
-    side_by_side = isinstance(how, Compression) and len(parts) > 1 and how.width(table) > widest
-    heights = sum(rows for rows, _ in shapes) * _LINE + _BETWEEN * (len(parts) - 1)
-    lines = max(table.num_embeddings * _LINE, heights)
+    heights = [part.table.num_embeddings * _LINE + _BETWEEN for part in parts]
+    lines = max(table.num_embeddings * _LINE, sum(heights) - _BETWEEN)
 
     colors = dict(zip(ids, (ACCENT, INK), strict=False))
     diagram = Diagram(lines=lines + 1.8)
@@ -60,51 +55,38 @@ def stored(
     left = whole.right[0] + _LABELS
     top = 1.4
     count = 0
-    for position, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
-        if position:
+    for part, height in zip(parts, heights, strict=True):
+        if part is not parts[0]:
             diagram.text(left + columns * _CELL / 2, top - 1.7, sign, align="center", bold=True)
-        uses = _uses(part, ids)
-        owners = {row: [colors[one] for one in dict(pairs)] for row, pairs in uses.items()}
+        [id_map] = part.maps
+        readers: dict[int, list[int]] = {}
+        for one in ids:
+            row = one if id_map.rows is None else int(id_map.rows(torch.tensor([one])))
+            readers.setdefault(row, []).append(one)
+
+        shape = part.table.num_embeddings, part.table.embedding_dim
+        owners = {row: [colors[one] for one in row_ids] for row, row_ids in readers.items()}
         name = part.table.name.removeprefix(f"{table.name}_")
         grid = _grid(diagram, left, top, name, shape, owners)
         count += shape[0] * shape[1]
 
-        for row, pairs in uses.items():
-            texts = dict.fromkeys(text for _, text in pairs)
-            label = " = ".join(texts if [*texts] == [str(row)] else [*texts, str(row)])
+        for row, row_ids in readers.items():
+            # how each id becomes the row, such as 7 // 4 = 1
+            computed = [re.sub(r"(\W+)", r" \1 ", f"{one}{id_map.suffix}") for one in row_ids]
+            label = " = ".join([*(computed if id_map.suffix else []), str(row)])
             y = top + _LINE * row + 0.6
             diagram.text(left - 0.8, y, label, align="right")
-            for one in dict(pairs):
+            for one in row_ids:
                 start = whole.right[0], 2 + _LINE * one
                 diagram.arrow(start, (left - 1.4 - 0.85 * len(label), y), rank=colors[one])
 
-        if shape[1] < columns and not side_by_side:
+        if shape[1] < columns:
             sign_x = grid.right[0] + max(2.5, len(name) + 8 - grid.width)
             diagram.text(sign_x, top + 0.6, "x", align="center", bold=True)
             _grid(diagram, sign_x + 2.5, top, "matrix", (shape[1], columns), {})
             count += shape[1] * columns
-        top += shape[0] * _LINE + _BETWEEN
+        top += height
     return diagram.chart(claim, whole=table.num_embeddings * columns, stored=count)
-
-
-def _uses(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]:
-    """Row of a part -> the ids that use it, each with how the row is computed."""
-    uses: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for one in ids:
-        for mapping in part.maps:
-            row = one if mapping.rows is None else int(mapping.rows(torch.tensor([one])))
-            if 0 <= row < part.table.num_embeddings:
-                uses[row].append((one, _computed(one, mapping.suffix, len(part.maps) > 1)))
-    return uses
-
-
-def _computed(one: int, suffix: str, several: bool) -> str:
-    """How an id becomes a row, by the feature's suffix: ``7 // 4``, ``hash(7)``, ``hash2(7)``."""
-    operator, operand = re.fullmatch(r"(\W*)(.*)", suffix).groups()  # type: ignore[union-attr]
-    if operator.startswith("#"):
-        seed = int(operand.partition("%")[0] or 0)
-        return f"hash{seed + 1 if several else ''}({one})"
-    return f"{one} {operator} {operand}" if suffix else str(one)
 
 
 def _grid(

@@ -12,102 +12,57 @@ from tutorec.spmd.rank import device
 from tutorec.teach.grading import Exercise
 from tutorec.teach.on_ranks import per_rank
 
-_RATE = 0.02
-_EPS = 1e-8
-# Ids of each of two ranks: row 2 on both, row 4 twice on the first.
-_IDS = ([4, 2, 4], [2, 1])
-
-
-def _partial_rowwise_adam(
-    weight: Tensor,
-    m: Tensor,
-    v: Tensor,
-    t: int,
-    rows: Tensor,
-    sums: Tensor,
-    squared: Callable[[Tensor], Tensor] = lambda sums: sums.square().mean(1, keepdim=True),
-) -> Tensor:
-    """A step of the rows of the batch."""
-    m[rows] = 0.9 * m[rows] + 0.1 * sums
-    v[rows] = 0.999 * v[rows] + 0.001 * squared(sums)
-    root = (v[rows] / (1 - 0.999**t)).sqrt() + _EPS
-    weight[rows] -= _RATE * m[rows] / (1 - 0.9**t) / root
-    return weight
-
-
-def _not_corrected(
-    weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor
-) -> Tensor:
-    """The averages as they are, although they started from zero."""
-    return _partial_rowwise_adam(weight, m, v, 10**6, rows, sums)
-
-
-def _all_rows(weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor) -> Tensor:
-    """A step of all rows, with a gradient of zero for those that are absent."""
-    gradient = torch.zeros_like(weight).index_copy_(0, rows, sums)
-    return _partial_rowwise_adam(weight, m, v, t, torch.arange(6, device=device()), gradient)
-
-
-def _square_of_mean(*inputs: Any) -> Tensor:
-    """The square of the mean gradient where the mean of the squares belongs."""
-    return _partial_rowwise_adam(*inputs, squared=lambda sums: sums.mean(1, keepdim=True).square())
+# Ids of each of two ranks: row 0 on both, row 2 twice on the first.
+_IDS = ([2, 0, 2], [0, 1])
 
 
 def _after_two_steps(function: Callable[..., Any]) -> Any:
-    """The weights after steps 3 and 4, in which different rows occur.
+    """The weights after steps 3 and 4 of a table of zeros, in which different rows occur.
 
     Raises:
         ValueError: It does not return a tensor, or one of another shape.
     """
-    random = torch.Generator().manual_seed(11)
-    weight = torch.rand(6, 4, generator=random).to(device())
-    m = torch.rand(6, 4, generator=random).to(device())
-    v = torch.rand(6, 1, generator=random).to(device()) / 1000  # as small as its changes
-
-    for t, rows in ((3, [0, 2, 5]), (4, [2, 3])):
-        sums = torch.randn(len(rows), 4, generator=random).to(device())
-        weight = function(weight, m, v, t, torch.tensor(rows, device=device()), sums)
+    weight = torch.zeros(3, 2, device=device())
+    m = torch.tensor([[1.0, 2.0], [3.0, -1.0], [-2.0, 1.0]], device=device()) / 10
+    v = torch.tensor([[1.0], [2.0], [3.0]], device=device()) / 1000  # as small as its changes
+    for t, rows, sums in ((3, [0, 2], [[1.0, -2.0], [3.0, 1.0]]), (4, [2], [[-1.0, 2.0]])):
+        batch_rows = torch.tensor(rows, device=device())
+        weight = function(weight, m, v, t, batch_rows, torch.tensor(sums, device=device()))
         if weight is ...:
             return weight
-        if not isinstance(weight, Tensor) or weight.shape != (6, 4):
+        if not isinstance(weight, Tensor) or weight.shape != (3, 2):
             raise ValueError("It does not return the table, [R, D]: end with return weight.")
     return weight
 
 
 def _inputs(rank: int) -> tuple[Tensor, ...]:
-    """The same table and state on both ranks, and the ids and the gradients of each."""
-    random = torch.Generator().manual_seed(11)
-    weight = torch.rand(6, 4, generator=random)
-    state = torch.rand(6, 1, generator=random)
+    """The same table of zeros and state on both ranks, and the ids and the gradients of each."""
     ids = torch.tensor(_IDS[rank])
-    gradients = torch.arange(1.0, 1 + 4 * len(ids)).view(-1, 4) / 10
-    return tuple(tensor.to(device()) for tensor in (weight, state, ids, gradients))
-
-
-def _moved(*ranks: int, divided_by: int = 1) -> Tensor:
-    """The table after a step of row-wise Adagrad by the gradients of some ranks."""
-    weight, state, *_ = _inputs(0)
-    total = torch.zeros_like(weight)
-    for rank in ranks:
-        total.index_add_(0, *_inputs(rank)[2:])
-    gradient = total / divided_by
-    root = (state + gradient.square().mean(1, keepdim=True)).sqrt()
-    return weight - _RATE * gradient / (root + _EPS)
+    gradients = torch.arange(1.0, 1 + 2 * len(ids)).view(-1, 2)
+    state = torch.tensor([[1.0], [2.0], [3.0]])
+    return tuple(tensor.to(device()) for tensor in (torch.zeros(3, 2), state, ids, gradients))
 
 
 EXERCISES = (
     Exercise(
         "11.1",
         compared="the weights after two steps of partial row-wise Adam",
-        right=_after_two_steps(_partial_rowwise_adam),
+        right=[[-0.012977, 0.001366], [0, 0], [-0.005709, -0.021898]],
         measure=_after_two_steps,
         mistakes={
             "The averages started from zero and are still small in step 3. Which two "
-            "divisions by a function of t make up for that?": _after_two_steps(_not_corrected),
-            "Rows moved that are not in the batch. Whose m and v does a fused optimizer "
-            "change?": _after_two_steps(_all_rows),
+            "divisions by a function of t make up for that?": [
+                [-0.064241, 0.006762],
+                [0, 0],
+                [-0.0284, -0.114943],
+            ],
+            "Rows moved that are not in the batch. Whose m and v does a fused optimizer change?": [
+                [-0.023608, 0.002485],
+                [-0.044395, 0.014798],
+                [-0.005709, -0.021898],
+            ],
             "In v, gradients of +1 and -1 do not cancel. Which comes first, the square or the "
-            "mean?": _after_two_steps(_square_of_mean),
+            "mean?": [[-0.021721, 0.002286], [0, 0], [-0.006142, -0.025202]],
         },
         tolerance=1e-05,
         shape="a function that moves the rows and returns weight, [R, D]",
@@ -115,15 +70,24 @@ EXERCISES = (
     Exercise(
         "11.2",
         compared="two ranks end with equal copies, moved by the mean of their gradients",
-        right=[_moved(0, 1, divided_by=2)] * 2,
+        right=[[[-0.014606, -0.021909], [-0.013252, -0.017669], [-0.01524, -0.02032]]] * 2,
         measure=per_rank(2, _inputs),
         mistakes={
             "After this step the two copies differ. What does a rank have to know before it "
-            "moves a row?": [_moved(0), _moved(1)],
+            "moves a row?": [
+                [[-0.01633, -0.021773], [0, 0], [-0.016483, -0.021978]],
+                [[-0.01069, -0.021381], [-0.015757, -0.021009], [0, 0]],
+            ],
             "The copies are equal, but the state and the step come from the sum over ranks. "
-            "What does the text divide it by?": [_moved(0, 1)] * 2,
+            "What does the text divide it by?": [
+                [[-0.015396, -0.023094], [-0.015757, -0.021009], [-0.016483, -0.021978]]
+            ]
+            * 2,
             "The copies are equal, but each rank has divided its gradient by a state of its "
-            "own. Exchange gradients, and move once.": [(_moved(0) + _moved(1)) / 2] * 2,
+            "own. Exchange gradients, and move once.": [
+                [[-0.01351, -0.021577], [-0.007878, -0.010505], [-0.008242, -0.010989]]
+            ]
+            * 2,
         },
         tolerance=1e-05,
         shape="a function that returns weight, [R, D]",
