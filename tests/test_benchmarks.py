@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tutorec._kernels.backend import backend
 ROOT = Path(__file__).parents[1]
 LINUX = sys.platform == "linux"
 SPARSE_DIST = "tutorec TrainPipelineSparseDist"
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # as of a peer: its warnings stop no benchmark
 
 _FUSED = """
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -59,62 +62,53 @@ _MODULES = (
 
 
 @pytest.fixture
-def twin(tmp_path: Path) -> Path:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder beside the benchmarks' on the path of this process and of those that it starts."""
+    for folder in (ROOT, tmp_path):
+        monkeypatch.syspath_prepend(folder)
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *before]))
+    return tmp_path
+
+
+@pytest.fixture
+def twin(folders: Path) -> Iterator[Path]:
     """The folder of a package ``twin`` that has tutorec's names."""
     texts = {name: f"from tutorec.{name} import *\n" for name in _MODULES}
     texts["modules.fused_embedding_modules"] = _FUSED
     for name, text in texts.items():
-        file = tmp_path / "twin" / f"{name.replace('.', '/')}.py"
+        file = folders / "twin" / f"{name.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     exported = "EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor"
-    (tmp_path / "twin/__init__.py").write_text(f"from tutorec import {exported}\n")
-    return tmp_path / "twin"
+    (folders / "twin/__init__.py").write_text(f"from tutorec import {exported}\n")
+
+    yield folders / "twin"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "twin"]:
+        del sys.modules[name]
 
 
-# Runs several benchmarks in one process, which imports torch once; prints a line for each.
-_SCRIPT = """
-import json, sys, warnings
-from benchmarks.runner import main
+def outcomes_of(*runs: list[str]) -> list[Any]:
+    """Of each run its exit status, or the text of its error."""
+    from benchmarks.runner import main
 
-warnings.simplefilter("ignore")
-outcomes = []
-for arguments in json.loads(sys.argv[1]):
-    try:
-        outcomes.append(main(arguments))
-    except (ValueError, SystemExit) as error:
-        outcomes.append(str(error))
-print(json.dumps(outcomes))
-"""
+    outcomes: list[Any] = []
+    for arguments in runs:
+        try:
+            outcomes.append(main(arguments))
+        except (ValueError, SystemExit) as error:
+            outcomes.append(str(error))
+    return outcomes
 
 
-def python(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """This Python in the repository's root, with a folder on the path."""
-    folders = [str(path)] if path else []
-    folders += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def outcomes_of(path: Path, *runs: list[str]) -> tuple[list[Any], str]:
-    """Of each run its exit status, or the text of its error; and the standard error of all."""
-    process = python("-c", _SCRIPT, json.dumps(runs), path=path)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.splitlines()[-1]), process.stderr
-
-
-def reports_of(twin: Path, *runs: str, peer: bool = True) -> list[dict[str, Any]]:
-    """The JSON of each run, of two rounds on tiny tables."""
+def reports_of(twin: Path, *runs: str, peer: bool = True, rounds: int = 2) -> list[dict[str, Any]]:
+    """The JSON of each run on tiny tables."""
     files = [twin.parent / f"report-{number}.json" for number in range(len(runs))]
-    options = ["--tiny", "--rounds", "2", *(["--vs", "twin"] if peer else [])]
+    options = ["--tiny", "--rounds", str(rounds), *(["--vs", "twin"] if peer else [])]
     lines = [
         [*run.split(), *options, "--json", str(file)] for run, file in zip(runs, files, strict=True)
     ]
-    outcomes, _ = outcomes_of(twin.parent, *lines)
-    assert outcomes == [0] * len(runs)
+    assert outcomes_of(*lines) == [0] * len(runs)
 
     reports = [json.loads(file.read_text()) for file in files]
     for run, report in zip(runs, reports, strict=True):
@@ -307,7 +301,7 @@ def test_estimates_judge_order_and_factor_on_both_clocks(twin: Path):
 
 @pytest.mark.slow
 def test_import_compares_cold_processes(twin: Path):
-    [report] = reports_of(twin, "import")
+    [report] = reports_of(twin, "import", rounds=1)
     assert bars_of(report) == {
         "import tutorec / import torch": 1.15,
         "tutorec, first forward / import torch": None,
@@ -379,13 +373,14 @@ def test_a_peer_with_other_results_is_not_timed(
     with (twin / f"{module.replace('.', '/')}.py").open("a") as file:
         file.write(change)
     options = ["--tiny", "--rounds", "1", "--vs", "twin"]
-    outcomes, _ = outcomes_of(twin.parent, *([*run.split(), *options] for run in runs))
+    outcomes = outcomes_of(*([*run.split(), *options] for run in runs))
 
     for outcome, message in zip(outcomes, runs.values(), strict=True):
         assert re.search(message, str(outcome)), outcome
 
 
-def test_options_that_a_benchmark_lacks_are_refused(tmp_path: Path):
+@pytest.mark.usefixtures("folders")
+def test_options_that_a_benchmark_lacks_are_refused(capsys: pytest.CaptureFixture[str]):
     parser_errors = {
         "no-such": "invalid choice: 'no-such'",
         "ebc --sizes tiny": "ebc takes no --sizes",
@@ -399,7 +394,7 @@ def test_options_that_a_benchmark_lacks_are_refused(tmp_path: Path):
         "kjt --vs no_such_peer": "--vs no_such_peer: no such package",
     }
     runs = [run.split() for run in (*parser_errors, *value_errors)]
-    outcomes, errors = outcomes_of(tmp_path, *runs)
+    outcomes, errors = outcomes_of(*runs), capsys.readouterr().err
 
     assert outcomes[: len(parser_errors)] == ["2"] * len(parser_errors)
     assert all(message in errors for message in parser_errors.values())
@@ -408,7 +403,8 @@ def test_options_that_a_benchmark_lacks_are_refused(tmp_path: Path):
 
 
 def test_help_lists_every_benchmark_and_names_are_files():
-    text = python("-m", "benchmarks", "--help").stdout
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = re.findall(r"^  (\w+)\s{2,}\S.*\.$", text.partition("benchmarks:")[2], re.MULTILINE)
     files = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert len(names) == 13 and {*names} - {"import"} <= files

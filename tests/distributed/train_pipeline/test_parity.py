@@ -6,9 +6,10 @@ whole product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -32,6 +33,9 @@ from pairwise import pairwise_cover
 from tutorec._kernels.backend import use_backend
 from tutorec.spmd import Ranks
 
+PLAIN = "plain loop"
+# Of a rank: the outputs of all batches, and the state behind the last one.
+Trained: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
 MATRIX = (tuple(PIPELINES), (*KINDS, *MIXES), INPUTS, (1, 2, 4), ("fbgemm", "torch"))
 
 
@@ -45,31 +49,34 @@ def cases() -> list[Any]:
     return found
 
 
-def both(
+def trained(
     rank: int,
     world_size: int,
-    pipeline: str,
+    loop: str,
     kind: str,
     what: str,
     backend: str = "auto",
     **options: Any,
-) -> list[tuple[list[torch.Tensor], dict[str, Any]]]:
-    """The plain loop, then the pipeline, on a model of its own each: outputs and state."""
-    found = []
+) -> Trained:
+    """A loop on a model of its own: outputs and state."""
     with use_backend(backend):
-        for name in (None, pipeline):
-            model = parallel(what, kind, **options)
-            optimizer = dense_optimizer(model)
-            batches = samples(what, rank)
-            if name is None:
-                outputs = plain_loop(model, optimizer, batches)
-            else:
-                outputs = pipelined(PIPELINES[name](model, optimizer, here()), batches)
-            found.append(([each.cpu() for each in outputs], state(model, optimizer)))
-    return found
+        model = parallel(what, kind, **options)
+        optimizer = dense_optimizer(model)
+        batches = samples(what, rank)
+        if loop == PLAIN:
+            outputs = plain_loop(model, optimizer, batches)
+        else:
+            outputs = pipelined(PIPELINES[loop](model, optimizer, here()), batches)
+        return [each.cpu() for each in outputs], state(model, optimizer)
 
 
-def assert_parity(of_ranks: list[Any]) -> None:
+def both(rank: int, world_size: int, pipeline: str, **options: Any) -> tuple[Trained, Trained]:
+    """The plain loop, then the pipeline."""
+    wanted = trained(rank, world_size, PLAIN, **options)
+    return wanted, trained(rank, world_size, pipeline, **options)
+
+
+def assert_parity(of_ranks: Iterable[tuple[Trained, Trained]]) -> None:
     for rank, ((plain, wanted), (outputs, found)) in enumerate(of_ranks):
         assert len(outputs) == STEPS
         for step, (one, other) in enumerate(zip(plain, outputs, strict=True)):
@@ -88,18 +95,28 @@ def test_a_pipeline_trains_what_the_plain_loop_trains(
     assert_parity(pool.run(both, pipeline=pipeline, kind=kind, what=what, backend=backend))
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.fixture(scope="module")
+def trained_of_batches(ranks: Callable[..., Ranks]) -> Callable[[str], list[Trained]]:
+    """``trained_of_batches(what)``: the plain loop on the batches themselves, of each rank."""
+
+    @functools.cache
+    def run(what: str) -> list[Trained]:
+        return ranks(2).run(trained, PLAIN, kind="mixed", what=what)
+
+    return run
+
+
+@pytest.mark.parametrize("loop", [PLAIN, *PIPELINES])
 @pytest.mark.parametrize("what", ["weighted bags", "rows", "variable bags", "variable rows"])
 def test_a_tensor_dict_of_any_input_trains_what_the_batch_trains_in_the_plain_loop(
-    ranks: Callable[..., Ranks], what: str, pipeline: str
+    ranks: Callable[..., Ranks],
+    trained_of_batches: Callable[[str], list[Trained]],
+    what: str,
+    loop: str,
 ) -> None:
     pytest.importorskip("tensordict")
-    of_batch = ranks(2).run(both, pipeline=pipeline, kind="mixed", what=what)
-    of_dict = ranks(2).run(both, pipeline=pipeline, kind="mixed", what=AS_TENSOR_DICT + what)
-    assert_parity(of_dict)
-    assert_parity(
-        [(plain, early) for (plain, _), (_, early) in zip(of_batch, of_dict, strict=True)]
-    )
+    of_dict = ranks(2).run(trained, loop, kind="mixed", what=AS_TENSOR_DICT + what)
+    assert_parity(zip(trained_of_batches(what), of_dict, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
