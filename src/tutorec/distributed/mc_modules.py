@@ -13,10 +13,10 @@ A raw id is sent once, to the rank that may give it a row; there it is remapped 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import BatchContext
 from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
+from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext, Slot
 from tutorec.distributed.sharding.sequence_sharding import RowOrder
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.state.state_dict import local_shard, sharded_tensor
@@ -125,7 +125,7 @@ class TableMapping:
         full: The mapping onto all its rows, on meta: it has no state, and defines how ids are
             hashed and bucketized.
         local: The mapping onto the rows of this rank; None if it has none.
-        first_row: The first of them.
+        shard: These rows; None if it has none.
         width: Raw ids of a bucket; 0: the ids are unbounded.
         bounds: The first bucket of each row range, and the number of buckets.
         ranks: The rank of each row range.
@@ -134,10 +134,15 @@ class TableMapping:
     table: Table
     full: ManagedCollisionModule
     local: ManagedCollisionModule | None
-    first_row: int
+    shard: TableShard | None
     width: int
     bounds: Sequence[int]
     ranks: Sequence[int]
+
+    @property
+    def first_row(self) -> int:
+        """The first row of this rank."""
+        return self.shard.row_offset if self.shard is not None else 0
 
     def owners(self, ids: torch.Tensor) -> torch.Tensor:
         """The rank that may give each raw id a row ``[N]``."""
@@ -148,16 +153,54 @@ class TableMapping:
         ]
 
 
-class _LocalTable(NamedTuple):
-    """A table of which this rank has shards.
+class _LocalTables:
+    """The tables of one sharding that this rank looks up, in the order of its slots.
 
     Args:
-        mapping: Its mapping.
-        slots: How many neighbouring slots of this rank look it up.
+        mappings: Of all tables.
+        slots: Those of this rank; the slots of a table are neighbours.
     """
 
-    mapping: TableMapping
-    slots: int
+    def __init__(self, mappings: Sequence[TableMapping], slots: Sequence[Slot]) -> None:
+        by_name = {mapping.table.name: mapping for mapping in mappings}
+        slots_per_table = Counter(slot.table.name for slot in slots)
+        self._slots_per_table = [*slots_per_table.values()]
+        self._first_rows = [by_name[name].first_row for name in slots_per_table]
+        modules = {name: by_name[name].local for name in slots_per_table}
+        self._remapper = TableRemapper(modules, self._slots_per_table, is_preprocessed=True)
+
+    def remap(self, batch: KeyedJaggedTensor, needs_all_rows: bool) -> KeyedJaggedTensor:
+        """Raw ids of this rank's slots -> rows of the whole tables."""
+        if not self._slots_per_table:
+            return batch
+
+        remapped = self._remapper.remap(batch)
+        ids = batch.values().numel()
+        rows = remapped.values().numel()
+        if rows < ids and (needs_all_rows or batch.weights_or_none() is not None):
+            raise ValueError(
+                f"{ids} ids of features {batch.keys()} have arrived for tables "
+                f"{self._remapper.tables}, and their mappings have taken all but {rows} out of "
+                "their lists: use mappings that have a row for every id (disable_fallback=False "
+                "or no_bag=True), or for pooled rows return_remapped_features=False and ids that "
+                "have no weights"
+            )
+
+        return remapped
+
+    def count_from_first_row(self, rows: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Rows of the whole tables -> rows of this rank."""
+        if not any(self._first_rows):
+            return rows
+
+        counts = segment_sums(rows.length_per_key(), self._slots_per_table)
+        values = [
+            table_rows - first_row
+            for table_rows, first_row in zip(
+                rows.values().split(counts), self._first_rows, strict=True
+            )
+        ]
+        return rows._with_ids(torch.cat(values), rows.weights_or_none())
 
 
 class ShardedManagedCollisionCollection(nn.Module):
@@ -222,8 +265,10 @@ class ShardedManagedCollisionCollection(nn.Module):
         self.has_ids = any(count != "0" for count in ids.values())
         self._features_per_table = [len(mapping.table.features) for mapping in self.mappings]
         self._need_preprocess = module.need_preprocess
-        self._local_tables = [self._find_local_tables(sharding) for sharding in self._shardings]
-        self._remappers = [_remapper(local_tables) for local_tables in self._local_tables]
+        self._local_tables = [
+            _LocalTables(self.mappings, sharding.slots.per_rank[env.rank])
+            for sharding in self._shardings
+        ]
         self._orders = [
             RowOrder(sharding.slots, sharding.route, columns=1) for sharding in self._shardings
         ]
@@ -270,14 +315,14 @@ class ShardedManagedCollisionCollection(nn.Module):
             ValueError: A mapping has taken ids out of their lists that must have a row.
         """
         ctx.arrived = list(dist_input)
-        for remapper, batch in zip(self._remappers, dist_input, strict=True):
-            ctx.remapped_kjt.append(_remapped(remapper, batch, needs_all_rows))
+        local_rows: list[KeyedJaggedTensor] = []
+        for tables, batch in zip(self._local_tables, dist_input, strict=True):
+            rows = tables.remap(batch, needs_all_rows)
+            ctx.remapped_kjt.append(rows)
+            local_rows.append(tables.count_from_first_row(rows))
 
         ctx.evictions_per_table = self.evict()
-        return [
-            _counted_from_first_row(rows, local_tables)
-            for rows, local_tables in zip(ctx.remapped_kjt, self._local_tables, strict=True)
-        ]
+        return local_rows
 
     def output_dist(
         self, ctx: ManagedCollisionCollectionContext, output: Sequence[KeyedJaggedTensor]
@@ -313,12 +358,12 @@ class ShardedManagedCollisionCollection(nn.Module):
             if mapping.local is not None
         }
 
-    def row_state(self, prefix: str = "") -> Iterator[tuple[str, Table, torch.Tensor]]:
-        """The states of rows: name in the state dict, table, all rows ``[R, ...]`` on meta."""
+    def row_state(self, prefix: str = "") -> Iterator[tuple[str, TableMapping, torch.Tensor]]:
+        """The states of rows: name in the state dict, mapping, all rows ``[R, ...]`` on meta."""
         for mapping in self.mappings:
             path = f"{prefix}_managed_collision_modules.{mapping.table.name}"
             for name, value in mapping.full.row_states().items():
-                yield f"{path}.{name}", mapping.table, value
+                yield f"{path}.{name}", mapping, value
 
     # --- set-up
 
@@ -344,7 +389,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         shards = sorted(table.shards, key=lambda shard: shard.row_offset)
         segments = [*(shard.row_offset for shard in shards if shard.rows), table.rows]
         full = source.rebuild_with_output_id_range((0, table.rows), segments, _ON_META)
-        bucket_starts: list[int] = getattr(full, "_output_segments", segments)
+        bucket_starts = full._output_segments
         cuts = [*(shard.row_offset for shard in shards), table.rows]
         if any(row not in bucket_starts for row in cuts):
             count = full.buckets()
@@ -354,30 +399,23 @@ class ShardedManagedCollisionCollection(nn.Module):
                 f"row_wise(num_buckets={count}) cuts between buckets"
             )
 
+        local_shards = (shard for shard in shards if shard.rank == self._env.rank and shard.rows)
+        shard = next(local_shards, None)
         local = None
-        first = 0
-        for shard in shards:
-            if shard.rank == self._env.rank and shard.rows:
-                first = shard.row_offset
-                end = shard.row_offset + shard.rows
-                local = source.shard(first, end, segments, self._device)
-                self._managed_collision_modules[table.name] = local.train(source.training)
+        if shard is not None:
+            end = shard.row_offset + shard.rows
+            local = source.shard(shard.row_offset, end, segments, self._device)
+            self._managed_collision_modules[table.name] = local.train(source.training)
 
         return TableMapping(
             table,
             full,
             local,
-            first_row=first,
+            shard,
             width=-(-full.input_size() // full.buckets()),
             bounds=[bucket_starts.index(row) for row in cuts],
             ranks=[shard.rank for shard in shards],
         )
-
-    def _find_local_tables(self, sharding: EmbeddingSharding) -> list[_LocalTable]:
-        """The tables of one sharding that this rank looks up, in the order of its slots."""
-        mappings = {mapping.table.name: mapping for mapping in self.mappings}
-        names = [slot.table.name for slot in sharding.slots.per_rank[self._env.rank]]
-        return [_LocalTable(mappings[name], len(list(slots))) for name, slots in groupby(names)]
 
     # --- one batch
 
@@ -409,8 +447,8 @@ def _store_sharded(
     if module._env.process_group is None:
         return
 
-    for key, table, full in module.row_state(prefix):
-        shards = [shard for shard in table.shards if shard.rows]
+    for key, mapping, full in module.row_state(prefix):
+        shards = [shard for shard in mapping.table.shards if shard.rows]
         rectangles = [(*_block(shard, full), shard.rank) for shard in shards]
         local = [state_dict.pop(key)] if key in state_dict else []
         state_dict[key] = sharded_tensor(
@@ -420,17 +458,14 @@ def _store_sharded(
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Leave in the state dict the rows of this rank."""
-    for key, table, full in module.row_state(prefix):
+    for key, mapping, full in module.row_state(prefix):
         value: torch.Tensor | None = state_dict.pop(key, None)
-        local_shards = (
-            shard for shard in table.shards if shard.rank == module._env.rank and shard.rows
-        )
-        shard = next(local_shards, None)
+        shard = mapping.shard
         if value is None or shard is None:
             continue
 
         if isinstance(value, ShardedTensor):
-            owner = f"the mapping of table {table.name!r}"
+            owner = f"the mapping of table {mapping.table.name!r}"
             state_dict[key] = local_shard(value, *_block(shard, full), owner)
         else:
             state_dict[key] = value[shard.row_offset : shard.row_offset + shard.rows]
@@ -519,49 +554,6 @@ def _preprocessed(mapping: TableMapping, batch: KeyedJaggedTensor) -> torch.Tens
     name = mapping.table.name
     lists = jagged_from_parts(batch.values().long(), None, batch.lengths(), None)
     return mapping.full.preprocess({name: lists})[name].values()
-
-
-def _remapper(local_tables: Sequence[_LocalTable]) -> TableRemapper:
-    """What remaps the ids of this rank's tables of a sharding."""
-    modules = {table.mapping.table.name: table.mapping.local for table in local_tables}
-    return TableRemapper(modules, [table.slots for table in local_tables], is_preprocessed=True)
-
-
-def _remapped(
-    remapper: TableRemapper, batch: KeyedJaggedTensor, needs_all_rows: bool
-) -> KeyedJaggedTensor:
-    """Raw ids of this rank's slots -> rows of the whole tables."""
-    if not batch.keys():
-        return batch
-
-    remapped = remapper.remap(batch)
-    ids = batch.values().numel()
-    rows = remapped.values().numel()
-    if rows < ids and (needs_all_rows or batch.weights_or_none() is not None):
-        raise ValueError(
-            f"{ids} ids of features {batch.keys()} have arrived for tables {remapper.tables}, and "
-            f"their mappings have taken all but {rows} out of their lists: use mappings that have "
-            "a row for every id (disable_fallback=False or no_bag=True), or for pooled rows "
-            "return_remapped_features=False and ids that have no weights"
-        )
-
-    return remapped
-
-
-def _counted_from_first_row(
-    rows: KeyedJaggedTensor, local_tables: Sequence[_LocalTable]
-) -> KeyedJaggedTensor:
-    """Rows of the whole tables -> rows of this rank."""
-    first_rows = [table.mapping.first_row for table in local_tables]
-    if not any(first_rows):
-        return rows
-
-    counts = segment_sums(rows.length_per_key(), [table.slots for table in local_tables])
-    values = [
-        table_rows - first_row
-        for table_rows, first_row in zip(rows.values().split(counts), first_rows, strict=True)
-    ]
-    return rows._with_ids(torch.cat(values), rows.weights_or_none())
 
 
 def _check_placed(table: Table) -> None:

@@ -95,22 +95,15 @@ class _TableRows:
         self._module = mapping.local
         self._config = config
         self._env = env
-        names = [
-            name for name in mapping.full.state_by_row() if name not in mapping.full.once_per_table
-        ]
         self._state: dict[str, torch.Tensor] = {}
-        if self._module is None:
-            for name in names:
-                self._state[name] = torch.empty(0, dtype=torch.int64, device=device)
-        else:
-            state = self._module.state_by_row()
-            for name in names:
-                self._state[name] = state[name]
+        state = (self._module or mapping.full).state_by_row()
+        for name, value in state.items():
+            if name not in mapping.full.once_per_table:
+                no_rows = torch.empty(0, dtype=torch.int64, device=device)
+                self._state[name] = no_rows if self._module is None else value
 
-        if weights:
-            self._weight = weights[0]
-        else:
-            self._weight = torch.empty(0, mapping.table.columns, device=device)
+        no_weight = torch.empty(0, mapping.table.columns, device=device)
+        self._weight = weights[0] if weights else no_weight
 
         self._optimizer_states: list[torch.Tensor] = []
         for optimizer in getattr(self._weight, "_in_backward_optimizers", ()):

@@ -94,7 +94,6 @@ class GrowingManagedCollisionModule(IndexedMapping):
         per_bucket = max_rows // buckets
         boundaries = [*range(0, max_rows + 1, per_bucket)]
         super().__init__(device, boundaries)
-        self._output_segments = boundaries
         self._max_rows = max_rows
         self._buckets = buckets
         self._per_bucket = per_bucket
@@ -113,7 +112,6 @@ class GrowingManagedCollisionModule(IndexedMapping):
         self.register_buffer("_used", used, persistent=False)
         self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
-        self._reassigned: Tensor | None = None
         self._sorted_rows: tuple[Tensor, Tensor] | None = None
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -123,12 +121,6 @@ class GrowingManagedCollisionModule(IndexedMapping):
     def hash_ids(self, ids: Tensor) -> Tensor:
         """Mix the bits of the ids, reversibly."""
         return mix_bits(ids)
-
-    def evict(self) -> Tensor | None:
-        """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
-        rows = self._reassigned
-        self._reassigned = None
-        return None if rows is None else rows + self.first_row
 
     def changed_since(self, version: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Rows that training may have changed since a version: looked up, or assigned to an id.
@@ -158,8 +150,7 @@ class GrowingManagedCollisionModule(IndexedMapping):
 
     def validate_state(self) -> None:
         """Check that the loaded ids have rows of their buckets; they are indexed when looked up."""
-        boundaries = torch.tensor(self._output_segments)
-        self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
+        self._store_segments()
         rows = self._counts.nonzero().view(-1)
         buckets = rows // self._per_bucket
         self._used.copy_(buckets.bincount(minlength=len(self._used)))
@@ -174,7 +165,7 @@ class GrowingManagedCollisionModule(IndexedMapping):
             )
 
         self._waiting = []
-        self._reassigned = None
+        self._reassigned_rows = None
         self._sorted_rows = None
 
     def rebuild_with_output_id_range(
@@ -336,12 +327,8 @@ class GrowingManagedCollisionModule(IndexedMapping):
         self._counts[rows] = counts
         self._last_access_iter[rows] = iteration
         self._sorted_rows = None
+        self._reassign(rows)
         self.update_index(evicted_ids, ids, rows % self._per_bucket)
-
-        if self._reassigned is None:
-            self._reassigned = rows
-        else:
-            self._reassigned = torch.cat([self._reassigned, rows]).unique()
 
     def _by_bucket(self, ids: Tensor, counts: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Ids, counts, buckets and others by bucket and falling count; ties keep their order."""

@@ -196,7 +196,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
     _output_global_offset_tensor: Tensor | None
     _hash_zch_bucket: Tensor
     _hash_zch_runtime_meta: Tensor | None
-    _evicted_indices: list[Tensor]
     index_bytes = 0  # training needs none
     absent_row = -1
 
@@ -235,7 +234,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
         self._max_probe = max_probe
         self._buckets = total_num_buckets
         self._input_hash_size = input_hash_size
-        self._output_segments = segments
         self._name = name
         self._start_bucket = start_bucket
         self._end_bucket = end_bucket or total_num_buckets
@@ -259,8 +257,9 @@ class HashZchManagedCollisionModule(IndexedMapping):
 
         # One bucket needs no mapper, unless ids are replaced by their numbers in the bucket.
         self._has_many_buckets = self._end_bucket - start_bucket > 1 or by_number
+        self.first_row = segments[start_bucket]
         self._output_global_offset_tensor = (
-            bounds[start_bucket : start_bucket + 1] if segments[start_bucket] else None
+            bounds[start_bucket : start_bucket + 1] if self.first_row else None
         )
         self.wants_feature_lengths = (
             eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
@@ -309,7 +308,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
         self.register_buffer(
             self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persists_bucket
         )
-        self._evicted_indices = []
         self.register_load_state_dict_pre_hook(_leave_out_scores)
         self.register_load_state_dict_post_hook(validate_loaded_state)
 
@@ -368,9 +366,8 @@ class HashZchManagedCollisionModule(IndexedMapping):
                         lengths = _compute_lengths_from_hits(feature.lengths(), hits)
                         ends = None
 
-            first_row = self._output_global_offset_tensor
-            if first_row is not None:
-                rows = rows + first_row.to(rows.device)
+            if self.first_row > 0:
+                rows = rows + self.first_row
 
             remapped[name] = jagged_from_parts(
                 rows.to(feature.values().device), weights, lengths, ends
@@ -453,15 +450,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
     def is_read_only(self, name: str) -> bool:
         """Whether ids of a feature, or of all a table's features, are remapped, not observed."""
         return name.lower().endswith(self._read_only_suffix)
-
-    def evict(self) -> Tensor | None:
-        """Rows [U] that another id got since the last call, or None; they are to be reset."""
-        if not self._evicted_indices:
-            return None
-        evicted = torch.unique(torch.cat(self._evicted_indices))
-        self._evicted_indices = []
-        offset = self._output_global_offset_tensor
-        return evicted if offset is None else evicted + offset.to(evicted.device)
 
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
@@ -563,7 +551,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         """Only read, until ``reset_training_mode``."""
         self.eval()
         self._is_inference = True
-        self._evicted_indices = []
+        self._reassigned_rows = None
         self._eviction_policy_name = self._eviction_module = None
 
     def reset_training_mode(self) -> None:
@@ -636,7 +624,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
 
         claims = claim_slots(ids, table, sizes, offsets, probing, eviction, opted_in)
         if claims.evicted.numel() > 0:
-            self._evicted_indices.append(claims.evicted)
+            self._reassign(claims.evicted.unique())
 
         numbers = self._hash_zch_runtime_meta
         if numbers is not None:

@@ -37,6 +37,7 @@ class ManagedCollisionModule(nn.Module):
 
     Attributes:
         counts: Lookups, lookups of ids with a row, and evictions, for ``report()`` of a collection.
+        first_row: The first row of this shard.
         wants_feature_lengths: Whether the lists that a collection passes have, in place of weights,
             the number of ids of each feature of the table.
         row_ids: Name of the state that holds the id of each row, if any row of a shard may be given
@@ -52,6 +53,7 @@ class ManagedCollisionModule(nn.Module):
         TorchRec's ``torchrec.modules.mc_modules.ManagedCollisionModule``.
     """
 
+    first_row: int = 0
     wants_feature_lengths = False
     row_ids: ClassVar[str | None] = None
     index_bytes: ClassVar[int] = 0
@@ -64,6 +66,7 @@ class ManagedCollisionModule(nn.Module):
     _buckets: int
     _output_segments_tensor: Tensor
     _current_iter_tensor: Tensor
+    _reassigned_rows: Tensor | None = None
 
     def __init__(
         self,
@@ -76,22 +79,21 @@ class ManagedCollisionModule(nn.Module):
         super().__init__()
         self.counts = CollisionCounts()
         self._device = device
+        self._output_segments = output_segments
         self._read_only_suffix = read_only_suffix
         self._enable_per_feature_lookups = enable_per_feature_lookups
         if skip_state_validation:
             return
 
-        unused = _MOST_SHARDS + 1 - len(output_segments)
-        if unused < 0:
+        if len(output_segments) > _MOST_SHARDS + 1:
             raise ValueError(
                 f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there "
                 f"may be {_MOST_SHARDS}"
             )
 
-        segments = torch.tensor(
-            [*output_segments, *[-1] * unused], dtype=torch.int64, device=device
-        )
+        segments = torch.empty(_MOST_SHARDS + 1, dtype=torch.int64, device=device)
         self.register_buffer("_output_segments_tensor", segments)
+        self._store_segments()
         self.register_buffer(
             "_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device)
         )
@@ -145,9 +147,11 @@ class ManagedCollisionModule(nn.Module):
         """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may leave their lists."""
         return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
 
-    @abstractmethod
     def evict(self) -> Tensor | None:
-        """Rows [U] that another id got since the last call, or None; they are to be reset."""
+        """Rows [U] that got an id since the last call, or None; they are to be reset."""
+        rows = self._reassigned_rows
+        self._reassigned_rows = None
+        return None if rows is None else rows + self.first_row
 
     @abstractmethod
     def output_size(self) -> int:
@@ -168,6 +172,16 @@ class ManagedCollisionModule(nn.Module):
     @abstractmethod
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
+
+    def _store_segments(self) -> None:
+        """Put the segments of this mapping into its state."""
+        boundaries = torch.tensor(self._output_segments)
+        self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
+
+    def _reassign(self, rows: Tensor) -> None:
+        """Remember rows of this shard [U] that have got another id, for ``evict``."""
+        earlier = self._reassigned_rows
+        self._reassigned_rows = rows if earlier is None else torch.cat([earlier, rows]).unique()
 
     def row_states(self) -> dict[str, Tensor]:
         """The states that are kept for each row ``[R, ...]``."""
@@ -240,8 +254,7 @@ class ManagedCollisionModule(nn.Module):
         if self.device == device:
             return self
 
-        rows = self.output_size()
-        return self.shard(0, rows, getattr(self, "_output_segments", [0, rows]), device)
+        return self.shard(0, self.output_size(), self._output_segments, device)
 
 
 def with_values(

@@ -44,14 +44,12 @@ class IndexedMapping(ManagedCollisionModule):
     Attributes:
         are_ids_mixed: Whether ``preprocess`` mixes the bits of ids.
         absent_row: What the index has for an id without a row.
-        first_row: The first row of this shard.
     """
 
     index_bytes = BYTES_PER_ID
     are_ids_mixed: ClassVar[bool] = False
 
     absent_row: int
-    first_row: int = 0
     _index: IdIndex | None = None
     _indexed_version: tuple[int, int] | None = None
     _last_lookup: Lookup | None = None

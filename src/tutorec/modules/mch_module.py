@@ -101,7 +101,6 @@ class MCHManagedCollisionModule(IndexedMapping):
         self._rows = rows
         self.first_row = rows.start
         self.absent_row = zch_size - 1
-        self._output_segments = segments
         self._eviction_policy = eviction_policy
         self._eviction_interval = eviction_interval
         self._input_hash_size = input_hash_size
@@ -118,7 +117,6 @@ class MCHManagedCollisionModule(IndexedMapping):
                 self.register_buffer(f"_mch_{info.metadata_name}", buffer)
 
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
-        self._evicted_rows: Tensor | None = None
 
     @property
     def is_traced_whole(self) -> bool:
@@ -169,12 +167,6 @@ class MCHManagedCollisionModule(IndexedMapping):
             return rows_by_search(features, ids, rows, self._rows.stop - 1)
         return with_values(features, self._rows_of)
 
-    def evict(self) -> Tensor | None:
-        """Rows [U] that have been given to an id since the last call, or None."""
-        rows = self._evicted_rows
-        self._evicted_rows = None
-        return rows
-
     def output_size(self) -> int:
         """R, rows."""
         return self._zch_size
@@ -189,7 +181,7 @@ class MCHManagedCollisionModule(IndexedMapping):
 
     def reset_inference_mode(self) -> None:
         """Forget which rows were given to another id."""
-        self._evicted_rows = None
+        self._reassigned_rows = None
 
     def validate_state(self) -> None:
         """Check that stored segments begin and end where these rows do, and load the state.
@@ -205,12 +197,9 @@ class MCHManagedCollisionModule(IndexedMapping):
                 f"{[boundary for boundary in stored if boundary >= 0]}"
             )
 
-        self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(
-            self._output_segments
-        )
-        self._output_segments_tensor[len(self._output_segments) :] = -1
+        self._store_segments()
         self._history = []
-        self._evicted_rows = None
+        self._reassigned_rows = None
         self._sort()
         raw = self._mch_sorted_raw_ids
         twice = raw[1:][(raw[1:] == raw[:-1]) & (raw[1:] != NO_ID)]
@@ -336,18 +325,14 @@ class MCHManagedCollisionModule(IndexedMapping):
 
     def _assign(self, positions: Tensor, ids: Tensor) -> None:
         """Give the rows at these positions of the sorted ids [U] to other ids."""
-        rows = self._mch_remapped_ids_mapping[positions]
+        rows = self._mch_remapped_ids_mapping[positions] - self.first_row
         evicted_ids = self._mch_sorted_raw_ids[positions]
         evicted_ids = evicted_ids[evicted_ids != NO_ID]
         self.counts.evictions = self.counts.evictions + evicted_ids.numel()
         self._mch_sorted_raw_ids[positions] = ids
-        if self._evicted_rows is None:
-            self._evicted_rows = rows
-        else:
-            self._evicted_rows = torch.cat([self._evicted_rows, rows]).unique()
-
+        self._reassign(rows)
         self._sort()
-        self.update_index(evicted_ids, ids, rows - self.first_row)
+        self.update_index(evicted_ids, ids, rows)
 
     def _sort(self) -> None:
         """Sort the ids, and all states of rows in the same order."""

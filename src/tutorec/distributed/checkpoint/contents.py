@@ -266,11 +266,7 @@ def _add_table_mapping(contents: Contents, prefix: str, mapping: TableMapping, r
     shards = tuple(shard for shard in mapping.table.shards if shard.rows)
     table = replace(mapping.table, shards=shards)
     # A rank without rows has shapes, too, which all ranks compare.
-    bounds = TableShard(rank, 0, 0, 0, table.columns)
-    for shard in shards:
-        if shard.rank == rank:
-            bounds = shard
-            break
+    bounds = mapping.shard or TableShard(rank, 0, 0, 0, table.columns)
 
     local = mapping.local
     state = local.state_by_row() if local is not None else {}
