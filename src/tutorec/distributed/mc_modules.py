@@ -380,8 +380,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         by_feature = [mapping for mapping in mappings for _ in mapping.table.features]
         widths = [mapping.width for mapping in by_feature]
         bounds = [mapping.bounds for mapping in by_feature]
-        buckets = [mapping.bounds[-1] for mapping in by_feature]
-        sharding.slots.raw_ids = RawIds(widths, buckets, bounds)
+        sharding.slots.raw_ids = RawIds(widths, bounds)
         return mappings
 
     def _build_mapping(self, table: Table, source: ManagedCollisionModule) -> TableMapping:

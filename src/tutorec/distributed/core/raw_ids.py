@@ -29,19 +29,17 @@ class RawIds:
 
     Args:
         widths: Raw ids of a bucket, for each feature; 0: the ids are unbounded.
-        buckets: K of each feature.
-        bounds: For each feature the first bucket of each row range, and K.
+        bounds: For each feature the first bucket of each row range, and the number of buckets.
 
     Example:
         >>> batch = KeyedJaggedTensor(
         ...     ["item"], torch.tensor([1999, 2000, 4001]), lengths=torch.tensor([3])
         ... )
-        >>> RawIds([2000], [2], [[0, 1, 2]]).buckets_of(batch)
+        >>> RawIds([2000], [[0, 1, 2]]).buckets_of(batch)
         tensor([0, 1, 1])
     """
 
     widths: Sequence[int]
-    buckets: Sequence[int]
     bounds: Sequence[Sequence[int]]
 
     def buckets_of(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -49,11 +47,10 @@ class RawIds:
         ids = features.values().long()
         counts = features.length_per_key()
 
-        numbers = ints_on_device(
-            [list(self.widths), list(self.buckets), counts], torch.int64, ids.device
-        )
-        width, buckets = numbers[:2].repeat_interleave(numbers[2], dim=1, output_size=ids.numel())
-        return bucket_of(ids, width, buckets)
+        buckets = [bounds[-1] for bounds in self.bounds]
+        numbers = ints_on_device([list(self.widths), buckets, counts], torch.int64, ids.device)
+        per_id = numbers[:2].repeat_interleave(numbers[2], dim=1, output_size=ids.numel())
+        return bucket_of(ids, per_id[0], per_id[1])
 
 
 __all__ = ["RawIds"]
