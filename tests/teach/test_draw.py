@@ -7,7 +7,7 @@ import torch
 
 from tutorec._style import EXCHANGE
 from tutorec.teach import draw
-from tutorec.teach.canvas import INK, RANK_COLORS
+from tutorec.teach.canvas import INK, RANK_COLORS, rank_color
 from tutorec.teach.trace import Event, Trace
 from tutorec.teach.units import number, seconds, size
 
@@ -86,7 +86,7 @@ def test_a_page_gets_letters_in_its_own_ink_and_the_claim_as_caption(name):
     assert (
         "<text" in drawn
         and "currentColor" in drawn
-        and draw.INK not in drawn
+        and INK not in drawn
         and "metadata" not in drawn
     )
     # once, and not in the drawing
@@ -159,7 +159,7 @@ def test_colour_is_rank_on_every_figure():
     assert [to_hex(bar.get_facecolor()) for bar in chart.figure.axes[0].patches] == list(
         RANK_COLORS[:2]
     )
-    assert draw.rank_color(8) == RANK_COLORS[0]
+    assert rank_color(8) == RANK_COLORS[0]
 
 
 def luminance(color):

@@ -2,6 +2,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from tutorec.teach import draw
+from tutorec.teach.canvas import rank_color
 
 # Two hosts of two ranks: rank 0 sends its neighbour 8 KiB and rank 2 2 KiB; rank 3 sends rank 0 1
 # KiB.
@@ -37,6 +38,6 @@ def test_a_field_has_the_colour_of_the_rank_that_sends_and_no_rank_sends_to_itse
     axes = draw.hosts({"a": SENT}, local_size=2, claim="").figure.axes[0]
     bars = [patch for patch in axes.patches if patch.get_height() == pytest.approx(0.22)]
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [
-        draw.rank_color(rank) for rank in range(4) for _ in "abc"
+        rank_color(rank) for rank in range(4) for _ in "abc"
     ]
     assert bars[0].get_width() == pytest.approx(0.9)

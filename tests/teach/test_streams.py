@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutorec.teach import draw
-from tutorec.teach.streams import place
+from tutorec.teach.timelines import place
 
 OPERATIONS = [
     draw.Operation("sizes 1", "sends", 2),

@@ -6,7 +6,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from tutorec._kernels.caches.row_cache import RowCache
 from tutorec.teach import draw
-from tutorec.teach.tiers import CachedBatch
+from tutorec.teach.rows import CachedBatch
 
 
 def two_batches() -> tuple[CachedBatch, CachedBatch]:

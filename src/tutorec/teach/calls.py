@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Calls", "count_calls"]
-
 
 class Calls(NamedTuple):
     """What ran in one call.

@@ -32,8 +32,6 @@ from tutorec.teach.units import number, seconds, size
 # of the text column of the book; longer lines would have to be scrolled next to a printed table
 _COLUMNS = 68
 
-__all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
-
 
 Kind = Literal["measured", "counted", "simulated", "estimated"]
 

@@ -14,8 +14,6 @@ from matplotlib.patches import FancyArrowPatch
 
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, rectangle, style
 
-__all__ = ["WIDTH", "Diagram", "Node", "Owner"]
-
 #: Characters of the text's size across a figure.
 WIDTH = 78
 _LINE_INCHES = 0.235

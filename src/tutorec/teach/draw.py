@@ -4,19 +4,31 @@ A figure's title is a claim filled from its own data; `chart.claim` and `chart.f
 the chapter's checks.
 """
 
-from tutorec.teach.batched import table_batching, updates
-from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, rank_color, show
-from tutorec.teach.charts import bars, curves, rank_frequency
-from tutorec.teach.cuts import cuts, one_table, resharding
+from tutorec.teach.batches import (
+    here,
+    jagged,
+    partial_sums,
+    stages,
+    swim_lanes,
+    table_batching,
+    updates,
+    views,
+)
+from tutorec.teach.canvas import ACCENT, Chart, show
+from tutorec.teach.charts import (
+    bars,
+    curves,
+    dots,
+    hosts,
+    levels,
+    lines,
+    parts,
+    rank_frequency,
+    ratios,
+    roofline,
+    traffic,
+)
 from tutorec.teach.diagram import Diagram
-from tutorec.teach.divisions import divisions
-from tutorec.teach.dots import dots
-from tutorec.teach.gantt import gantt, timeline
-from tutorec.teach.host_sums import host_sums
-from tutorec.teach.hosts import hosts, traffic
-from tutorec.teach.levels import levels
-from tutorec.teach.lines import lines
-from tutorec.teach.maps import here, jagged, views
 from tutorec.teach.mechanisms import (
     all_to_all,
     byte_row,
@@ -28,22 +40,21 @@ from tutorec.teach.mechanisms import (
     towers,
     training_step,
 )
-from tutorec.teach.one_bag import one_bag
-from tutorec.teach.parts import parts
-from tutorec.teach.placing import placing
-from tutorec.teach.ratios import ratios
-from tutorec.teach.remapping import RemappedBatch, remapping
-from tutorec.teach.roofline import roofline
-from tutorec.teach.stored import stored
-from tutorec.teach.streams import Operation, streams
-from tutorec.teach.swim_lanes import partial_sums, stages, swim_lanes
-from tutorec.teach.tiers import tiers
-from tutorec.teach.wrapping import wrapped
+from tutorec.teach.plans import (
+    cuts,
+    divisions,
+    host_sums,
+    one_bag,
+    one_table,
+    placing,
+    resharding,
+    wrapped,
+)
+from tutorec.teach.rows import RemappedBatch, remapping, stored, tiers
+from tutorec.teach.timelines import Operation, gantt, streams, timeline
 
 __all__ = [
     "ACCENT",
-    "INK",
-    "RANK_COLORS",
     "Chart",
     "Diagram",
     "Operation",
@@ -71,7 +82,6 @@ __all__ = [
     "partial_sums",
     "parts",
     "placing",
-    "rank_color",
     "rank_frequency",
     "ranks",
     "ratios",

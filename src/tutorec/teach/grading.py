@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Exercise", "Verdict", "grade", "is_untouched", "same"]
-
 
 @dataclass(frozen=True)
 class Exercise:

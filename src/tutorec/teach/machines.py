@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tutorec._kernels.wheels import BackendChoice, choose
 
-__all__ = ["kernels_for"]
-
 
 def kernels_for(
     torch: str,

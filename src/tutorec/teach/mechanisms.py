@@ -12,18 +12,6 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram, Node
 
-__all__ = [
-    "all_to_all",
-    "byte_row",
-    "collisions",
-    "dlrm",
-    "funnel",
-    "lookup",
-    "ranks",
-    "towers",
-    "training_step",
-]
-
 _CELL = 6.5
 
 

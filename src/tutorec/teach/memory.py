@@ -13,8 +13,6 @@ import torch
 
 from tutorec._kernels.memory import return_freed_memory
 
-__all__ = ["Peak", "peak_memory", "status_bytes"]
-
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 

@@ -15,8 +15,6 @@ from torch import nn
 from tutorec.spmd.pool import Ranks
 from tutorec.teach.memory import status_bytes
 
-__all__ = ["under_limit"]
-
 _STATUS = Path("/proc/self/status")
 # Modules that the child loads before the limit, so that their code does not count.
 _LIBRARIES = ("tutorec", "fbgemm_gpu", "torch")

@@ -26,8 +26,6 @@ from tutorec.distributed.train_pipeline.engine import TrainPipeline
 from tutorec.distributed.train_pipeline.timeline import Interval
 from tutorec.teach.trace import clock
 
-__all__ = ["EXCHANGES", "Message", "RecordedSteps", "record_steps", "slow_network"]
-
 #: The exchanges of a training step of a sharded module, in their order.
 EXCHANGES = ("input sizes", "input ids", "output rows", "output gradients")
 # A pipeline fills in its first steps and drains in its last.

@@ -12,8 +12,6 @@ from tutorec.errors import RankError
 from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import is_untouched
 
-__all__ = ["on_ranks", "per_rank"]
-
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float = 30) -> list[Any]:
     """What a function returns on each of some ranks, in rank order.

@@ -9,8 +9,6 @@ from typing import Any
 from tutorec._text import TextTable
 from tutorec.teach.units import number
 
-__all__ = ["table"]
-
 _DIGITS = 4
 # With its unit, and a remark.
 _NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")

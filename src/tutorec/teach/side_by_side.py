@@ -23,8 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["PEER", "answers", "is_peer_here", "launch", "questions", "stored"]
-
 PEER = "torchrec"
 _CPU = torch.device("cpu")
 _ROWS = 10

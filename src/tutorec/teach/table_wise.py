@@ -15,8 +15,6 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan, ta
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.rank import device
 
-__all__ = ["table_wise_model"]
-
 
 def table_wise_model(model: nn.Module, learning_rate: float) -> DistributedModelParallel:
     """The model on all ranks: table k of a collection is whole on rank k modulo W.

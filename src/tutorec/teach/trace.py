@@ -18,8 +18,6 @@ import torch
 from tutorec._text import TextTable
 from tutorec.teach.prose import table
 
-__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "take_turns", "turns_table"]
-
 
 def clock() -> float:
     """Seconds on the clock that all processes share, read when this rank's GPU has finished.

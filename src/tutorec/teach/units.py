@@ -6,8 +6,6 @@ import math
 
 from tutorec._text import byte_unit
 
-__all__ = ["decimal_size", "number", "seconds", "size"]
-
 
 def number(value: float, digits: int = 3) -> str:
     """A number with `digits` significant digits, thousands separated; tiny ones with an exponent.
