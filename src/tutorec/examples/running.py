@@ -61,57 +61,13 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
             flag, type=positive, default=default, help=f"{_SIZES[name]} (%(default)s)"
         )
 
-    options_parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=512,
-        help="samples of a step, of all ranks (%(default)s)",
-    )
-    options_parser.add_argument(
-        "--epochs",
-        type=_from_zero,
-        default=2,
-        help="how often the rows are gone through (%(default)s)",
-    )
-    options_parser.add_argument(
-        "--steps",
-        type=_from_zero,
-        help="stop after this step, counted from the first run's beginning",
-    )
-    options_parser.add_argument(
-        "--columns", type=positive, default=16, help="D of the tables (%(default)s)"
-    )
-    options_parser.add_argument(
-        "--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)"
-    )
-    options_parser.add_argument(
-        "--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)"
-    )
-    options_parser.add_argument(
-        "--seed",
-        type=_from_zero,
-        default=0,
-        help="of the data and of the first weights (%(default)s)",
-    )
+    for flag, kind, default, text in _OPTIONS:
+        options_parser.add_argument(flag, type=kind, default=default, help=text)
     options_parser.add_argument(
         "--checkpoints",
         type=_folder,
         metavar="FOLDER",
         help="save there, or below a URL; go on from what is there",
-    )
-    options_parser.add_argument(
-        "--save-every",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="save after every N steps (%(default)s)",
-    )
-    options_parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=600,
-        metavar="S",
-        help="seconds that a rank waits for others (%(default)s)",
     )
     options_parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
     options_parser.add_argument(
@@ -175,6 +131,19 @@ def _folder(text: str) -> Path | str:
     if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written to: choose another folder")
     return path
+
+
+_OPTIONS: list[tuple[str, Callable[[str], Any], Any, str]] = [
+    ("--batch-size", positive, 512, "samples of a step, of all ranks (%(default)s)"),
+    ("--epochs", _from_zero, 2, "how often the rows are gone through (%(default)s)"),
+    ("--steps", _from_zero, None, "stop after this step, counted from the first run's beginning"),
+    ("--columns", positive, 16, "D of the tables (%(default)s)"),
+    ("--table-rate", _rate, 0.1, "learning rate of the tables (%(default)s)"),
+    ("--rate", _rate, 0.003, "learning rate of the dense parts (%(default)s)"),
+    ("--seed", _from_zero, 0, "of the data and of the first weights (%(default)s)"),
+    ("--save-every", positive, 200, "save after every so many steps (%(default)s)"),
+    ("--timeout", positive, 600, "seconds that a rank waits for others (%(default)s)"),
+]
 
 
 def shop_of(options: argparse.Namespace) -> Shop:

@@ -230,7 +230,6 @@ def swim_lanes(
     sent: Mapping[str, Sequence[int]],
     *,
     mark: int,
-    claim: str = "",
 ) -> Chart:
     """The path of one batch on two ranks: forward, and backward where its bytes are given.
 
@@ -238,11 +237,9 @@ def swim_lanes(
         batches: KeyedJaggedTensor of each rank, with the same features and B samples each.
         holder: Feature -> the rank that holds its table; one feature for each rank.
         dim: Columns of each table.
-        sent: Counted bytes that each rank sends to the other: "ids", "rows", "sizes" where they
-            shall be named and, for backward, "gradients".
+        sent: Counted bytes that each rank sends to the other: "sizes", "ids", "rows" and, for
+            backward, "gradients".
         mark: An id whose cells get a thick frame.
-        claim: The title; ``{ids}``, ``{rows}``, ``{sizes}`` and ``{gradients}`` are the bytes of
-            both ranks. By default it says which bytes cross.
     """
     feature = {rank: key for key, rank in holder.items()}
     lists = [
@@ -255,13 +252,13 @@ def swim_lanes(
     diagram = Diagram(lines=25 if backward else 19)
     for name, y in zip(names[: 4 + backward], (2.5, 5.7, 9.9, 14.4, 20.2), strict=False):
         diagram.text(0, y, name, bold=True)
-    diagram.text(0, 6.8, "sizes, then ids" if "sizes" in sent else "")
+    diagram.text(0, 6.8, "sizes, then ids")
     diagram.text(0, 15.5, f"[{samples}, {dim}] each")
 
     def arrow(exchange: str, rank: int, owner: int, start: Node, end: tuple[float, float]) -> None:
         """From a rank to that of an owner, with the bytes of what crosses."""
         text = f"{sent[exchange][rank]:,} B" if owner != rank else ""
-        if text and exchange == "ids" and "sizes" in sent:
+        if text and exchange == "ids":
             text = f"{sent['sizes'][rank]} B, then {text}"
         color = rank if exchange == "rows" else owner
         diagram.arrow(start.bottom, end, text, rank=color, right=rank == 0)
@@ -300,8 +297,8 @@ def swim_lanes(
                 end = _LANES[other] + 26 * (0.2, 0.8)[rank], 22.2
                 arrow("gradients", rank, other, output[rank][other], end)
 
-    title = claim or (_THERE_AND_BACK if backward else _THERE)
-    return diagram.chart(title, **{name: sum(counts) for name, counts in sent.items()})
+    claim = _THERE_AND_BACK if backward else _THERE
+    return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
 
 
 def partial_sums(

@@ -41,6 +41,7 @@ GPUS = 4
 SAMPLES = 32_768  # in the batch of one GPU
 META = torch.device("meta")
 _FEWEST_ROWS = 7  # of a table of which a part is taken
+_NARROWEST = 32  # columns that a slice has at least; by default the planner has 128
 
 DOES_NOT_FIT = "a plan for which no rank has the room"
 UNEVEN = "a plan in which one rank is busy for much longer than the others"
@@ -97,42 +98,9 @@ def sharder() -> EmbeddingBagCollectionSharder:
     )
 
 
-def constraints(
-    words: Words | None = None, *, narrowest: int | None = 32, bags: Mapping[str, int] | None = None
-) -> dict[str, ParameterConstraints]:
-    """The planner's constraints for the eight tables.
-
-    Args:
-        words: For some tables their type, or their type and ranks, as for `hand_plan`; the others
-            are free.
-        narrowest: Columns that a slice has at least; None for the planner's default of 128.
-        bags: Lengths of bags that differ from those in `TABLES`.
-
-    Example:
-        >>> constraints({"cities": "data_parallel"})["cities"].sharding_types
-        ['data_parallel']
-    """
-    constraints = {}
-    for table, (_, columns, bag) in TABLES.items():
-        sharding_type, ranks = _parts((words or {}).get(table, "free"))
-        cut = columns > 32 and sharding_type in ("free", "column_wise")
-
-        constraints[table] = ParameterConstraints(
-            sharding_types=list(TYPES) if sharding_type == "free" else [sharding_type],
-            pin=ranks or None,
-            min_partition=narrowest if cut else None,
-            pooling_factors=[float((bags or {}).get(table, bag))],
-        )
-    return constraints
-
-
 def shop_plan(
     words: Words | None = None,
     *,
-    machine: str | Topology = f"{GPUS}xH100",
-    samples: int = SAMPLES,
-    scale: float = 1.0,
-    narrowest: int | None = 32,
     bags: Mapping[str, int] | None = None,
     planner: type[EmbeddingShardingPlanner] = EmbeddingShardingPlanner,
     **more: Any,
@@ -140,12 +108,9 @@ def shop_plan(
     """A plan for the eight tables.
 
     Args:
-        words: See `constraints`.
-        machine: A preset's name, or a topology.
-        samples: In the batch of one GPU.
-        scale: See `collection`.
-        narrowest: See `constraints`.
-        bags: See `constraints`.
+        words: For some tables their type, or their type and ranks, as for `hand_plan`; the others
+            are free.
+        bags: Lengths of bags that differ from those in `TABLES`.
         planner: The class that plans.
         more: Arguments of the planner.
 
@@ -156,12 +121,20 @@ def shop_plan(
         >>> shop_plan({"pages": "row_wise"}).plan[""]["pages"].ranks
         [0, 1, 2, 3]
     """
-    topology = Topology.preset(machine) if isinstance(machine, str) else machine
-    table_constraints = constraints(words, narrowest=narrowest, bags=bags)
-    shop_planner = planner(
-        topology, batch_size=samples, constraints=table_constraints, stats=[], **more
-    )
-    return shop_planner.plan(collection(scale=scale), [sharder()])
+    constraints = {}
+    for table, (_, columns, bag) in TABLES.items():
+        sharding_type, ranks = _parts((words or {}).get(table, "free"))
+        cut = columns > _NARROWEST and sharding_type in ("free", "column_wise")
+        constraints[table] = ParameterConstraints(
+            sharding_types=list(TYPES) if sharding_type == "free" else [sharding_type],
+            pin=ranks or None,
+            min_partition=_NARROWEST if cut else None,
+            pooling_factors=[float((bags or {}).get(table, bag))],
+        )
+
+    topology = Topology.preset(f"{GPUS}xH100")
+    shop_planner = planner(topology, batch_size=SAMPLES, constraints=constraints, stats=[], **more)
+    return shop_planner.plan(collection(), [sharder()])
 
 
 def hand_plan(words: Words) -> PlannedSharding:

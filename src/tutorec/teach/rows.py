@@ -126,12 +126,15 @@ class CachedBatch:
 
     Attributes:
         ids: Of the batch.
+        hits: For each id whether no row is read: the row has a slot, or the id came earlier in the
+            batch.
         held: Slot -> the row in it, before the batch.
         read: Slot -> the row that is read into it.
         written: Slot -> the row that is written back from it.
     """
 
     ids: Sequence[int]
+    hits: Sequence[bool]
     held: Mapping[int, int]
     read: Mapping[int, int]
     written: Mapping[int, int]
@@ -159,12 +162,8 @@ class CachedBatch:
         for move in moves:
             read |= by_slot(move.read.rows, move.read.slots)
             written |= by_slot(move.written.rows, move.written.slots)
-        return cls(ids, held, read, written)
-
-    @property
-    def hits(self) -> int:
-        """Ids for which no row is read: the row has a slot, or the id came earlier in the batch."""
-        return len(self.ids) - len(set(self.ids) - set(self.held.values()))
+        hits = [row in {*held.values(), *ids[:position]} for position, row in enumerate(ids)]
+        return cls(ids, hits, held, read, written)
 
 
 def tiers(cache: RowCache, batches: Sequence[Sequence[int]]) -> Chart:
@@ -192,7 +191,7 @@ def tiers(cache: RowCache, batches: Sequence[Sequence[int]]) -> Chart:
         _cache_panel(diagram, top, batch, cache.rows[0], cache.slots[0])
     return diagram.chart(
         "{hits} of {ids} ids hit; {read} rows read, {written} written back",
-        hits=sum(batch.hits for batch in cached),
+        hits=sum(sum(batch.hits) for batch in cached),
         ids=sum(len(batch.ids) for batch in cached),
         read=sum(len(batch.read) for batch in cached),
         written=sum(len(batch.written) for batch in cached),
@@ -205,13 +204,9 @@ def _cache_panel(diagram: Diagram, top: float, batch: CachedBatch, rows: int, sl
         diagram.text(_SLOTS_LEFT - 1, top + line + 0.6, name, align="right")
 
     cell = min(3.6, (WIDTH - _SLOTS_LEFT) / rows)
-    in_memory = set(batch.held.values())
-    is_hit = [
-        row in in_memory or row in batch.ids[:position] for position, row in enumerate(batch.ids)
-    ]
-    fill = [ACCENT if hit else None for hit in is_hit]
+    fill = [ACCENT if hit else None for hit in batch.hits]
     diagram.strip(_SLOTS_LEFT, ids, batch.ids, rank=fill, cell=cell)
-    diagram.strip(_SLOTS_LEFT, file, range(rows), marked=in_memory, cell=cell)
+    diagram.strip(_SLOTS_LEFT, file, range(rows), marked=set(batch.held.values()), cell=cell)
     for y, held in ((before, batch.held), (after, {**batch.held, **batch.read})):
         cells = [held.get(slot, "") for slot in range(slots)]
         diagram.strip(_SLOTS_LEFT, y, cells, marked=held, cell=cell)
