@@ -136,14 +136,6 @@ class GrowingManagedCollisionModule(IndexedMapping):
         shared = rows % self._per_bucket == self._per_bucket - 1
         return int(self._current_iter_tensor), rows, unmix_bits(self._row_ids[rows]), shared
 
-    def output_size(self) -> int:
-        """R, rows of this shard."""
-        return self._rows
-
-    def input_size(self) -> int:
-        """0: ids may be any number of 64 bits."""
-        return 0
-
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
         return (self._per_bucket - 1 - self._used).sum().view(1)

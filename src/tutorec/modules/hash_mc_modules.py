@@ -230,7 +230,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
         self._options = options
-        self._zch_size = zch_size
+        self._rows = zch_size
         self._max_probe = max_probe
         self._buckets = total_num_buckets
         self._input_hash_size = input_hash_size
@@ -291,7 +291,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
     @torch.jit.unused
     def _build_state(self, persists_bucket: bool) -> None:
         """The tensors of a mapping without ids."""
-        rows = self._zch_size
+        rows = self._rows
         device = self._device
         identities = torch.full([rows, 1], -1, dtype=torch.int64, device=device)
         self._hash_zch_identities = nn.Parameter(identities, requires_grad=False)
@@ -392,7 +392,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         """Whether a collection may look ids up in the index."""
         if type(self) is not HashZchManagedCollisionModule or not self._may_use_index:
             return None
-        return None if self.training or self._probed_ids < self._zch_size else ()
+        return None if self.training or self._probed_ids < self._rows else ()
 
     def stored_ids(self) -> Tensor:
         """The id of each row [R, 1], -1 without."""
@@ -430,7 +430,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
                 module._refuse(lookup.table, lookup.ids, None)
 
         counts = [int(lookup.misses) for lookup in lookups]
-        sizes: Any = np.repeat([module._zch_size for module in modules], counts)
+        sizes: Any = np.repeat([module._rows for module in modules], counts)
         offsets: Any = np.zeros_like(sizes)
         if any(module._has_many_buckets for module in modules):
             tables = zip(modules, torch.from_numpy(absent_ids).split(counts), strict=True)
@@ -454,14 +454,6 @@ class HashZchManagedCollisionModule(IndexedMapping):
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
         return (self._hash_zch_identities == -1).sum().view(1)
-
-    def output_size(self) -> int:
-        """R, rows."""
-        return self._zch_size
-
-    def input_size(self) -> int:
-        """Raw ids are below this; 0 without a bound."""
-        return self._input_hash_size
 
     @property
     def device(self) -> torch.device:
@@ -493,7 +485,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         if self._opt_in_prob == -1:
             return -1
         buckets = self._end_bucket - self._start_bucket
-        return math.floor(self._zch_size * self._percent_reserved_slots / 100 / buckets)
+        return math.floor(self._rows * self._percent_reserved_slots / 100 / buckets)
 
     def get_indices_of_reserved_slots_per_bucket(self) -> Tensor | None:
         """These rows of all buckets of this rank [U], or None."""
@@ -679,7 +671,7 @@ class HashZchManagedCollisionModule(IndexedMapping):
         if (
             offsets is not None
             and self.is_sharded
-            and not 0 <= int(offsets.min()) <= int(offsets.max()) < self._zch_size
+            and not 0 <= int(offsets.min()) <= int(offsets.max()) < self._rows
         ):
             raise ValueError(
                 f"{name!r}: an id belongs to no bucket from {self._start_bucket} to "

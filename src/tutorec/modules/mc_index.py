@@ -50,6 +50,8 @@ class IndexedMapping(ManagedCollisionModule):
     are_ids_mixed: ClassVar[bool] = False
 
     absent_row: int
+    _rows: int
+    _input_hash_size: int = 0
     _index: IdIndex | None = None
     _indexed_version: tuple[int, int] | None = None
     _last_lookup: Lookup | None = None
@@ -57,6 +59,14 @@ class IndexedMapping(ManagedCollisionModule):
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes an index of its own when it needs one."""
         return {**self.__dict__, "_index": None, "_last_lookup": None}
+
+    def output_size(self) -> int:
+        """R, rows of this shard."""
+        return self._rows
+
+    def input_size(self) -> int:
+        """Raw ids, after ``preprocess``, are below this; 0 without a bound."""
+        return self._input_hash_size
 
     @abstractmethod
     def stored_ids(self) -> Tensor:

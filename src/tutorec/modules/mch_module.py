@@ -88,18 +88,16 @@ class MCHManagedCollisionModule(IndexedMapping):
                 f"eviction_interval={eviction_interval}; both must be above 0"
             )
 
-        rows = range(output_global_offset, output_global_offset + zch_size)
-        segments = [rows.start, rows.stop] if output_segments is None else output_segments
-        super().__init__(device, segments)
+        end = output_global_offset + zch_size
+        super().__init__(device, output_segments or [output_global_offset, end])
         if mch_size is not None or mch_hash_func is not None:
             warnings.warn(
                 "MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2
             )
 
         self._name = name
-        self._zch_size = zch_size
-        self._rows = rows
-        self.first_row = rows.start
+        self._rows = zch_size
+        self.first_row = output_global_offset
         self.absent_row = zch_size - 1
         self._eviction_policy = eviction_policy
         self._eviction_interval = eviction_interval
@@ -108,7 +106,7 @@ class MCHManagedCollisionModule(IndexedMapping):
         self._buckets = buckets
         self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), NO_ID, device=device))
         self.register_buffer(
-            "_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device)
+            "_mch_remapped_ids_mapping", torch.arange(output_global_offset, end, device=device)
         )
 
         for info in eviction_policy.metadata_info:
@@ -164,16 +162,8 @@ class MCHManagedCollisionModule(IndexedMapping):
         if is_fx_symbolic_tracing():
             ids = self._mch_sorted_raw_ids
             rows = self._mch_remapped_ids_mapping
-            return rows_by_search(features, ids, rows, self._rows.stop - 1)
+            return rows_by_search(features, ids, rows, self.first_row + self.absent_row)
         return with_values(features, self._rows_of)
-
-    def output_size(self) -> int:
-        """R, rows."""
-        return self._zch_size
-
-    def input_size(self) -> int:
-        """Ids, after ``input_hash_func``, are below this."""
-        return self._input_hash_size
 
     def open_slots(self) -> Tensor:
         """Rows that no id has, without the one that ids without a row share [1]."""
@@ -190,10 +180,11 @@ class MCHManagedCollisionModule(IndexedMapping):
             ValueError: They do not, or an id has two rows.
         """
         stored = self._output_segments_tensor.tolist()
-        if not {self._rows.start, self._rows.stop} <= set(stored):
+        end = self.first_row + self._rows
+        if not {self.first_row, end} <= set(stored):
             raise ValueError(
-                f"MCHManagedCollisionModule {self._name or ''}: rows {self._rows.start} to "
-                f"{self._rows.stop} cannot be built from the stored segments "
+                f"MCHManagedCollisionModule {self._name or ''}: rows {self.first_row} to "
+                f"{end} cannot be built from the stored segments "
                 f"{[boundary for boundary in stored if boundary >= 0]}"
             )
 
@@ -221,7 +212,8 @@ class MCHManagedCollisionModule(IndexedMapping):
     @torch.no_grad()
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state_by_row` of a mapping onto the same rows returned."""
-        self._mch_remapped_ids_mapping.copy_(torch.arange(self._rows.start, self._rows.stop))
+        rows = torch.arange(self.first_row, self.first_row + self._rows)
+        self._mch_remapped_ids_mapping.copy_(rows)
         super().load_state_by_row(state)
 
     def rebuild_with_output_id_range(
@@ -308,12 +300,12 @@ class MCHManagedCollisionModule(IndexedMapping):
         # Where the id of each row is among the sorted ids.
         position = torch.empty_like(self._mch_remapped_ids_mapping)
         position[self._mch_remapped_ids_mapping - self.first_row] = torch.arange(
-            self._zch_size, device=position.device
+            self._rows, device=position.device
         )
 
         evicted, selected = policy.update_metadata_and_generate_eviction_scores(
             iteration,
-            self._zch_size,
+            self._rows,
             order,
             counts[order],
             has_row,
