@@ -59,7 +59,6 @@ class ManagedCollisionCollectionContext(BatchContext):
     Args:
         remapped_kjt: For each sharding every sample's rows of my slots, in the whole tables.
         evictions_per_table: Table -> rows of mine that this batch has given to other ids.
-        arrived: For each sharding every sample's raw ids of my slots.
 
     Source:
         TorchRec's ``torchrec.distributed.mc_modules.ManagedCollisionCollectionContext``.
@@ -67,7 +66,6 @@ class ManagedCollisionCollectionContext(BatchContext):
 
     remapped_kjt: list[KeyedJaggedTensor] = field(default_factory=list)
     evictions_per_table: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    arrived: list[KeyedJaggedTensor] = field(default_factory=list)
 
 
 class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
@@ -314,30 +312,22 @@ class ShardedManagedCollisionCollection(nn.Module):
         Raises:
             ValueError: A mapping has taken ids out of their lists that must have a row.
         """
-        ctx.arrived = list(dist_input)
-        local_rows: list[KeyedJaggedTensor] = []
-        for tables, batch in zip(self._local_tables, dist_input, strict=True):
-            rows = tables.remap(batch, needs_all_rows)
-            ctx.remapped_kjt.append(rows)
-            local_rows.append(tables.count_from_first_row(rows))
-
+        ctx.remapped_kjt = [
+            tables.remap(batch, needs_all_rows)
+            for tables, batch in zip(self._local_tables, dist_input, strict=True)
+        ]
         ctx.evictions_per_table = self.evict()
-        return local_rows
+        return [
+            tables.count_from_first_row(rows)
+            for tables, rows in zip(self._local_tables, ctx.remapped_kjt, strict=True)
+        ]
 
     def output_dist(
         self, ctx: ManagedCollisionCollectionContext, output: Sequence[KeyedJaggedTensor]
     ) -> LazyAwaitable[KeyedJaggedTensor]:
         """The result of ``compute``, all rows -> this rank's samples, rows instead of raw ids."""
-        arriving = [
-            self._send_back(*exchange)
-            for exchange in zip(
-                self._shardings,
-                ctx.arrived,
-                output,
-                ctx.sharding_contexts,
-                strict=True,
-            )
-        ]
+        exchanges = zip(self._shardings, output, ctx.sharding_contexts, strict=True)
+        arriving = [_send_back(*exchange) for exchange in exchanges]
         return ManagedCollisionCollectionAwaitable(arriving, self._orders, ctx, self._feature_order)
 
     def evict(self) -> dict[str, torch.Tensor | None]:
@@ -416,27 +406,22 @@ class ShardedManagedCollisionCollection(nn.Module):
             ranks=[shard.rank for shard in shards],
         )
 
-    # --- one batch
 
-    def _send_back(
-        self,
-        sharding: EmbeddingSharding,
-        arrived: KeyedJaggedTensor,
-        remapped: KeyedJaggedTensor,
-        ctx: EmbeddingShardingContext,
-    ) -> Awaitable[torch.Tensor]:
-        """Rows of all ranks' ids in local slots -> awaitable of the rows of this rank's ids."""
-        slots = sharding.slots
-        rows = remapped.values()
-        group = slots.process_group()
-        if group is None or slots.env.world_size == 1:
-            return NoWait(rows)
+def _send_back(
+    sharding: EmbeddingSharding, remapped: KeyedJaggedTensor, ctx: EmbeddingShardingContext
+) -> Awaitable[torch.Tensor]:
+    """Rows of all ranks' ids in local slots -> awaitable of the rows of this rank's ids."""
+    slots = sharding.slots
+    rows = remapped.values()
+    group = slots.process_group()
+    if group is None or slots.env.world_size == 1:
+        return NoWait(rows)
 
-        counts = ctx.arrived_counts or arrived_counts(arrived, ctx)
-        sent = [sum(slot_counts) for slot_counts in counts]
-        received = [sum(slot_counts) for slot_counts in ctx.sent_counts]
-        by_rank = rank_major(rows, counts).to(slots.rows_dtype)
-        return comm.all_to_all(by_rank, sent, received, group, REMAPPED_IDS_STAGE)
+    counts = ctx.arrived_counts or arrived_counts(remapped, ctx)
+    sent = [sum(slot_counts) for slot_counts in counts]
+    received = [sum(slot_counts) for slot_counts in ctx.sent_counts]
+    by_rank = rank_major(rows, counts).to(slots.rows_dtype)
+    return comm.all_to_all(by_rank, sent, received, group, REMAPPED_IDS_STAGE)
 
 
 def _store_sharded(
