@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -88,10 +87,6 @@ class Picture:
     def __repr__(self) -> str:
         """What a reader without images sees."""
         return f"<figure: {self.alt}>"
-
-    def save(self, path: str) -> None:
-        """Write the PNG to a file."""
-        Path(path).write_bytes(self.png)
 
 
 def caption(claim: str) -> str:

@@ -107,9 +107,7 @@ def exercise(exercise_id: str, answer: Any) -> None:
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
 
-    text = verdict.text.removeprefix(f"exercise {exercise_id}: ")
-    markup = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text[:1].upper() + text[1:]))
-    body = f"<div>{markup}</div>"
+    body = _paragraph(verdict.text.removeprefix(f"exercise {exercise_id}: "))
     _show(Card(f"Exercise {exercise_id}", verdict.text, body, _COLORS.get(verdict.status, ACCENT)))
 
 
@@ -180,7 +178,7 @@ def reveal(prediction_id: str, answer: Any, *, kind: Kind, unit: str = "") -> No
 
     grid = "display: grid; grid-template-columns: 5rem fit-content(65%) 1fr; align-items: center"
     body = f'<div style="{grid}; column-gap: 0.5rem">{"".join(rows)}</div>'
-    body += f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
+    body += _paragraph(f"{verdict}.")
     _show(Card(title, text, body, RANK_COLORS[2]))
 
 
@@ -190,8 +188,14 @@ def _percent(value: Any, largest: float) -> float:
 
 
 def _sentence(prediction_id: str, text: str) -> None:
-    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
-    _show(Card(f"Prediction {prediction_id}", f"prediction {prediction_id}: {text}", body))
+    title = f"Prediction {prediction_id}"
+    _show(Card(title, f"prediction {prediction_id}: {text}", _paragraph(text)))
+
+
+def _paragraph(text: str) -> str:
+    """A sentence in HTML, with a capital, and with code between its backticks."""
+    markup = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text[:1].upper() + text[1:]))
+    return f"<div>{markup}</div>"
 
 
 def _bar(name: str, value: str, percent: float, color: str) -> str:

@@ -72,8 +72,7 @@ def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, numbers) and isinstance(right, numbers):
-        both_nan = left != left and right != right
-        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
     if isinstance(left, str) and isinstance(right, str):
         return "".join(left.casefold().split()) == "".join(right.casefold().split())
     if isinstance(left, list) and isinstance(right, list):
