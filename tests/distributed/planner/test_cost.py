@@ -320,7 +320,7 @@ def test_pieces_of_any_sizes_are_estimated_each_as_if_alone():
     sizes = np.array([[3, 4], [3, 4], [0, 4], [3, 8], [0, 4], [3, 4]])
     asked = []
     lines = for_each_size(sizes, lambda size: asked.append(size) or size, 2, np.int64)
-    assert asked == [(0, 4), (3, 4), (3, 8)]
+    assert sorted(asked) == [(0, 4), (3, 4), (3, 8)]
     assert lines.tolist() == sizes.tolist()
     together = one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=sizes)
     alone = [
